@@ -28,8 +28,8 @@ from binidx.errors import ConfigError
 from binidx.explore.token_counts import count_lengths
 from binidx.format.bin_file import as_prefix
 from binidx.format.idx import VERSION, DType
-from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.sequence_index import SequenceIndex
 from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.storage.interfaces import LayeredReader
@@ -89,14 +89,14 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "empty_documents": count_empty_documents(index.document_indices),
         "empty_sequences": len(index) - int(np.count_nonzero(index.sequence_lengths)),
         "bin_bytes": dataset.bin_reader.size,
-        "idx_bytes": stream.size,
+        "idx_bytes": stream.reader.size,
         "stored": how_stored(dataset, source),
         "trailing_bytes": dataset.bin_reader.size - index.num_bytes,
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
             "percentiles": count_lengths(dataset).percentiles,
         },
-        "modes": count_modes(stream) if stream.multimodal else None,
+        "modes": count_modes(stream) if stream.sequence_modes is not None else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
     }
 
@@ -177,10 +177,10 @@ def count_empty_documents(bounds: NDArray[np.int64]) -> int:
     return sum(int((np.diff(piece) == 0).sum()) for piece in pieces)
 
 
-def count_modes(stream: IndexStream) -> dict[str, int]:
+def count_modes(index: SequenceIndex) -> dict[str, int]:
     """Return mode -> number of sequences with this mode, of a multimodal dataset."""
     counts = np.zeros(256, np.int64)
-    for modes in stream.modes():
+    for modes in index.modes():
         counts += np.bincount(modes.view(np.uint8), minlength=256)
     return {str(np.uint8(byte).view(np.int8)): int(counts[byte]) for byte in counts.nonzero()[0]}
 

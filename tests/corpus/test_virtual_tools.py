@@ -23,9 +23,10 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ShortReadError
-from binidx.format import idx_blocks
+from binidx.format import sequence_index
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.source import ShiftedReader, open_source
+from binidx.format.source import open_source
+from binidx.format.virtual import ShiftedReader
 from binidx.packed.packed_convert import indexed_to_packed
 from binidx.storage.location import Location
 from binidx.storage.open import read_whole
@@ -98,7 +99,7 @@ def test_what_is_written_is_the_same(ends: tuple[str, str], monkeypatch: pytest.
     folder = ends[0].rpartition("/")[0]
     local = "://" not in folder
     if local:
-        monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", 5)
+        monkeypatch.setattr(sequence_index, "BLOCK_VALUES", 5)
     for name in WRITING if local else ("merge", "head", "split", "shuffle", "convert", "pack"):
         tool, made = WRITING[name], []
         for end in ends:

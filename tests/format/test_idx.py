@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import FormatError
-from binidx.format import idx_blocks
-from binidx.format.idx import DType, format_idx_header, parse_index
+from binidx.format import sequence_index
+from binidx.format.idx import DType, format_idx_header
+from binidx.format.sequence_index import open_index, parse_index
 from binidx.storage.open import open_object
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
@@ -90,11 +91,11 @@ def test_each_broken_rule_has_its_message(name: str) -> None:
 @pytest.mark.parametrize("block", [1, 2, 1 << 18])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", block)
+    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", block)
     data, message = HOSTILE[name]
     (tmp_path / "en.idx").write_bytes(data)
     with pytest.raises(FormatError, match=f"en.idx: {message}"):
-        idx_blocks.IndexStream(open_object(tmp_path / "en.idx"), "en.idx").check()
+        open_index(open_object(tmp_path / "en.idx"), "en.idx").check()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from binidx.corpus.origins import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
-from binidx.format.idx_blocks import DocumentBlock, IndexColumns, batch_by_size
+from binidx.format.idx_blocks import IndexColumns, batch_by_size
+from binidx.format.sequence_index import DocumentBlock
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES
@@ -174,7 +175,7 @@ def _cut(
     is_range = assign is None and stored.codec == "raw" and not stored.mixed
     dataset.check_index(watch)
     with contextlib.ExitStack() as stack:
-        outputs = [DatasetOutput(target, index.dtype, index.multimodal) for target in opened]
+        outputs = [DatasetOutput(target, index.dtype, index.sequence_modes is not None) for target in opened]
         for output in outputs:
             stack.callback(output.close)
         _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
@@ -185,7 +186,7 @@ def _cut(
         for number, output in sorted(enumerate(outputs), key=lambda numbered: not numbered[1].target.existing):
             replace = partial(lineages.replace, number)
             if is_range:
-                pieces = stored.pieces(output.columns.counts()["tokens"] * index.item_bytes)
+                pieces = stored.pieces(output.columns.counts()["tokens"] * index.dtype_size)
                 output.target.publish_pieces(output.columns, pieces, source.options, watch, check, replace)
             else:
                 output.publish(check, replace)
@@ -211,8 +212,8 @@ def _scatter(
         for number, output in enumerate(outputs):
             append_documents(block, chosen == number, output.columns)
         if plain is not None:
-            _write_tokens(block, chosen, outputs, plain, index.item_bytes)
-            watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
+            _write_tokens(block, chosen, outputs, plain, index.dtype_size)
+            watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.dtype_size)
 
 
 def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> None:

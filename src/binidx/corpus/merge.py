@@ -126,7 +126,7 @@ def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[In
     _, multimodal = sources.check_compatible()
     datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
-        watch.begin("index", sum(dataset.index.size for dataset in datasets), 0)
+        watch.begin("index", sum(dataset.index.reader.size for dataset in datasets), 0)
         with closing(map_in_flight(_read_index, datasets, IN_FLIGHT)) as indices:
             for dataset, (lengths, bounds, modes) in zip(datasets, indices, strict=True):
                 before = len(columns.lengths)
@@ -136,7 +136,7 @@ def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[In
                     columns.add_bounds(block[1:] if number == 0 else block, plus=before)
                 for block in modes:
                     columns.modes.extend(block)
-                watch.advance(dataset.index.size)
+                watch.advance(dataset.index.reader.size)
         yield columns
 
 
@@ -211,11 +211,11 @@ def merge_virtually(
     for dataset in datasets:
         if dataset.source.num_parts:
             raise ConfigError(f"{dataset.prefix}: is itself a virtual merge, needed its parts")
-    watch.begin("index", sum(dataset.index.size for dataset in datasets), 0)
+    watch.begin("index", sum(dataset.index.reader.size for dataset in datasets), 0)
     with closing(map_in_flight(lambda dataset: dataset.index.check(), datasets, IN_FLIGHT)) as checked:
         for dataset, _ in zip(datasets, checked, strict=True):
             dataset.check_size()
-            watch.advance(dataset.index.size)
+            watch.advance(dataset.index.reader.size)
     parts = [_list_part(file.absolute, dataset) for dataset in datasets]
     listed = format_parts(datasets[0].index.dtype.__name__, parts)
     existing = None if overwrite else read_small(file)

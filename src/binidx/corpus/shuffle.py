@@ -65,7 +65,8 @@ from binidx.corpus.whole_dataset import (
     WholeDataset,
 )
 from binidx.errors import BinidxError, ConfigError
-from binidx.format.idx_blocks import DocumentBlock, IndexStream, batch_by_size
+from binidx.format.idx_blocks import batch_by_size
+from binidx.format.sequence_index import DocumentBlock, SequenceIndex
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import RangeReader
@@ -198,7 +199,7 @@ def _write_here(
 
 
 def _distribute(
-    index: IndexStream,
+    index: SequenceIndex,
     plain: RangeReader,
     documents: range,
     seed: int,
@@ -213,7 +214,7 @@ def _distribute(
     """
     for block in index.documents(len(documents), documents.start):
         keys = shuffle_keys(seed, first + block.first, len(block))
-        bounds = block.token_bounds() * index.item_bytes
+        bounds = block.token_bounds() * index.dtype_size
         for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             check_stop()
             start, stop = bounds[[low, high]].tolist()

@@ -322,6 +322,6 @@ def _locate(dataset: WholeDataset, token: int) -> str:
             place, source = int(np.searchsorted(bounds, token, "right")) - 1, dataset.source
             text = f"document {block.first + place}, token {token - bounds[place]} of it"
             if isinstance(source, VirtualSource):
-                text += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
+                text += f", in the part {source.part_at(token * dataset.index.dtype_size)}"
             return text
     return "after the last document"

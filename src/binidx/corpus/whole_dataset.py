@@ -27,8 +27,8 @@ from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, common_fields
-from binidx.format.source import PairSource, is_multimodal, open_source
-from binidx.format.virtual import PARTS
+from binidx.format.source import PairSource, open_source
+from binidx.format.virtual import PARTS, is_multimodal
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
@@ -94,7 +94,7 @@ class WholeDataset:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tokens; known only after the lengths in the index have been read to their end."""
-        return self.index.num_tokens * self.index.item_bytes
+        return self.index.num_bytes
 
     def check_size(self, report: Report = warn_once) -> int:
         """Return `num_bytes` after `check_bin_size`, in which each part of a virtual merge is checked, too."""
@@ -110,10 +110,10 @@ class WholeDataset:
         Raises:
             FormatError: a rule of the format is broken, or the `.bin` is too small, or too large by its manifest.
         """
-        watch.begin("index", self.index.size, 0)
+        watch.begin("index", self.index.reader.size, 0)
         self.index.check()
         self.check_size(report)
-        watch.advance(self.index.size)
+        watch.advance(self.index.reader.size)
 
     def hash_documents(
         self,
@@ -132,7 +132,7 @@ class WholeDataset:
         """
         start, stop = documents or (0, self.index.num_documents)
         for block in self.index.documents(stop - start, start):
-            bounds = block.token_bounds() * self.index.item_bytes
+            bounds = block.token_bounds() * self.index.dtype_size
             for low, high in batch_by_size(bounds, HASH_BYTES):
                 start, stop = int(bounds[low]), int(bounds[high])
                 if high - low == 1:

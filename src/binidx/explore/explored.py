@@ -14,7 +14,7 @@ import numpy as np
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.ranged_arrays import CheckedIndex, open_cached_in_blocks, parse_index_in_ranges
+from binidx.format.sequence_index import CheckedIndex, open_index
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
@@ -26,6 +26,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.run.run_file import Run, is_packed_run
 from binidx.storage.location import Location
+from binidx.storage.ranged_arrays import open_cached_in_blocks
 from binidx.storage.requests.remote_object import object_exists
 
 DIGEST_LENGTH = 16
@@ -179,7 +180,7 @@ def _open_in_ranges(prefix: Location) -> IndexedDataset:
     idx, options = prefix + ".idx", prefix.options
     if not object_exists(idx):
         return IndexedDataset(prefix.uri, storage_options=options)
-    count = len(parse_index_in_ranges(open_cached_in_blocks(idx), idx.uri))
+    count = len(open_index(open_cached_in_blocks(idx), idx.uri))
     return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
 
 

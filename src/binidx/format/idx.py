@@ -28,17 +28,14 @@ import functools
 import struct
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.native import token_files
-from binidx.native.gpt_samples import Sequences
-
-if TYPE_CHECKING:
-    from binidx.format.sidecars.dataset_manifest import DatasetCounts
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -141,78 +138,65 @@ def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
     return np.dtype(np.dtype(dtype).newbyteorder("<").str)  # by its name NumPy's one object, not a new one
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceIndex:
-    """Contents of an `.idx` as read-only views of its bytes.
+@dataclass(frozen=True)
+class IdxLayout:
+    """Contents of the header of an `.idx`, from which the places of its columns follow.
 
     Attributes:
         dtype: NumPy type of a token.
-        sequence_lengths: number of tokens of each sequence, shape (num_sequences,), int32.
-        sequence_pointers: first byte of each sequence in the `.bin`, shape (num_sequences,), int64.
-        document_indices: first sequence of each document, then num_sequences; shape (num_documents + 1,), int64.
-        sequence_modes: mode of each sequence, shape (num_sequences,), int8; None when opened as text.
-        num_tokens: sum of the lengths.
-        documents_are_sequences: whether each document is known to be one sequence, without reading the bounds.
-
-    Source: Megatron Core, `_IndexReader`, with the same names.
+        num_sequences, num_bounds: S and D.
+        has_modes: whether modes follow; False without sequences, unless the caller requires modes.
     """
 
     dtype: type[np.number[Any]]
-    sequence_lengths: NDArray[np.int32]
-    sequence_pointers: NDArray[np.int64]
-    document_indices: NDArray[np.int64]
-    sequence_modes: NDArray[np.int8] | None
-    num_tokens: int
-    documents_are_sequences: bool = False
+    num_sequences: int
+    num_bounds: int
+    has_modes: bool = False
 
-    def __len__(self) -> int:
-        return len(self.sequence_lengths)
+    @classmethod
+    def parse(cls, header: memoryview, size: int, *, uri: str, multimodal: bool = False) -> IdxLayout:
+        """Parse the header of an `.idx`.
 
-    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
-        """Return (first byte, length, mode) of a sequence."""
-        mode = None if self.sequence_modes is None else self.sequence_modes[idx]
-        return self.sequence_pointers[idx], self.sequence_lengths[idx], mode
+        Args:
+            header: at least the first 34 bytes of the file.
+            size: bytes of the whole file.
+            uri: name of the file, for errors.
+            multimodal: whether modes must follow.
+
+        Raises:
+            FormatError: the header breaks a rule, or the size does not fit it.
+        """
+        if len(header) < HEADER.size:
+            raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}; {RESTORE}")
+        magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
+        if magic != MAGIC:
+            way = "; binidx import neox brings it over" if magic.startswith(b"TNTIDX") else ""
+            raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}{way}")
+        if version != VERSION:
+            raise FormatError(f"{uri}: version {version}, needed {VERSION}")
+        if not 1 <= code <= len(DType):
+            raise FormatError(f"{uri}: dtype code {code}, needed 1 to {len(DType)}")
+        if num_bounds < 1:
+            raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
+        # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
+        text = idx_size(num_sequences, num_bounds)
+        counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
+        if multimodal and size == text != text + num_sequences:
+            raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
+        if multimodal and size != text + num_sequences:
+            raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}; {RESTORE}")
+        if size not in (text, text + num_sequences):
+            needed = f"{text}, or {text + num_sequences} with modes"
+            raise FormatError(f"{uri}: {size} bytes, {counts} needs {needed}; {RESTORE}")
+        return cls(DType.dtype_from_code(code), num_sequences, num_bounds, multimodal or size > text)
 
     @property
-    def dtype_size(self) -> int:
-        """Bytes of one token."""
-        return np.dtype(self.dtype).itemsize
-
-    @property
-    def sequence_count(self) -> int:
-        """Number of sequences, S."""
-        return len(self)
-
-    @property
-    def document_count(self) -> int:
-        """Number of document bounds, D: one more than documents. Megatron's name."""
-        return len(self.document_indices)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tokens in the `.bin`."""
-        return self.num_tokens * self.dtype_size
-
-    @property
-    def counts(self) -> DatasetCounts:
-        """Counts and dtype, as a manifest has them."""
-        documents, dtype = self.document_count - 1, self.dtype.__name__
-        return {"documents": documents, "sequences": len(self), "tokens": self.num_tokens, "dtype": dtype}
-
-    def bind(self) -> Sequences:
-        """Return lengths and pointers of all sequences, for C."""
-        code = DType.code_from_dtype(self.dtype)
-        return Sequences(self.sequence_lengths, self.sequence_pointers, dtype_code=code, item_bytes=self.dtype_size)
-
-    def tokens_before(self, sequence: int) -> int:
-        """Return the number of tokens before a sequence; `len(self)` stands for the end."""
-        if sequence == len(self):
-            return self.num_tokens
-        return int(self.sequence_pointers[sequence]) // self.dtype_size
-
-    def tokens_of(self, sequences: range) -> int:
-        """Return the number of tokens of consecutive sequences, by two pointers: a sum of 10^8 lengths takes 0.2 s."""
-        return self.tokens_before(sequences.stop) - self.tokens_before(sequences.start)
+    def columns(self) -> list[tuple[int, str, int]]:
+        """(First byte, type, number of values) of lengths, pointers, bounds and modes, in the order of the file."""
+        modes = self.num_sequences if self.has_modes else 0
+        types, counts = ("<i4", "<i8", "<i8", "i1"), (self.num_sequences, self.num_sequences, self.num_bounds, modes)
+        sizes = [np.dtype(dtype).itemsize * count for dtype, count in zip(types, counts, strict=True)]
+        return [*zip(accumulate(sizes, initial=HEADER.size), types, counts, strict=False)]
 
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
@@ -231,77 +215,8 @@ def idx_size(num_sequences: int, num_document_bounds: int) -> int:
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
 
-def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, num_tokens: int | None = None) -> SequenceIndex:
-    """Return the arrays of a whole `.idx` as views of `buffer`, fully checked.
-
-    Args:
-        buffer: bytes of the file, anything with the buffer protocol.
-        uri: name of the file, for errors.
-        multimodal: whether to return the modes, which must then be there.
-        num_tokens: number of tokens of these bytes, if they were fully checked before; then only the header is.
-
-    Raises:
-        FormatError: a rule of the format is broken; the message names the rule and the place.
-    """
-    view = memoryview(buffer).cast("B")
-    dtype, num_sequences, num_bounds, _ = parse_idx_counts(view, len(view), uri=uri, multimodal=multimodal)
-    lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
-    pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
-    bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
-    after = idx_size(num_sequences, num_bounds)
-    modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
-    if num_tokens is None:
-        num_tokens = check_sequences(lengths, pointers, np.dtype(dtype).itemsize, uri)
-        check_bounds(bounds, num_sequences, uri)
-    return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
-
-
-def parse_idx_counts(
-    header: memoryview, size: int, *, uri: str, multimodal: bool = False
-) -> tuple[type[np.number[Any]], int, int, bool]:
-    """Parse the header of an `.idx`: dtype, number of sequences, number of document bounds, and whether modes follow.
-
-    Args:
-        header: the first 34 bytes of an `.idx`.
-        size: bytes of the whole file.
-        multimodal: whether modes must follow.
-
-    Raises:
-        FormatError: the header breaks a rule, or the size does not fit it.
-    """
-    if len(header) < HEADER.size:
-        raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}; {RESTORE}")
-    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
-    if magic != MAGIC:
-        way = "; binidx import neox brings it over" if magic.startswith(b"TNTIDX") else ""
-        raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}{way}")
-    if version != VERSION:
-        raise FormatError(f"{uri}: version {version}, needed {VERSION}")
-    if not 1 <= code <= len(DType):
-        raise FormatError(f"{uri}: dtype code {code}, needed 1 to {len(DType)}")
-    if num_bounds < 1:
-        raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
-    # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
-    text = idx_size(num_sequences, num_bounds)
-    counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
-    if multimodal and size == text != text + num_sequences:
-        raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
-    if multimodal and size != text + num_sequences:
-        raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}; {RESTORE}")
-    if size not in (text, text + num_sequences):
-        needed = f"{text}, or {text + num_sequences} with modes"
-        raise FormatError(f"{uri}: {size} bytes, {counts} needs {needed}; {RESTORE}")
-    return DType.dtype_from_code(code), num_sequences, num_bounds, size > text
-
-
 def check_sequences(
-    lengths: NDArray[np.int32],
-    pointers: NDArray[np.int64],
-    item_bytes: int,
-    uri: str,
-    *,
-    first: int = 0,
-    start: int = 0,
+    lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int, uri: str, *, first: int, start: int
 ) -> int:
     """Check neighbouring sequences and return the number of their tokens.
 
@@ -322,7 +237,7 @@ def check_sequences(
 
 
 def check_bounds(
-    bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0, complete: bool = True
+    bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int, lowest: int, complete: bool
 ) -> None:
     """Check neighbouring document bounds.
 

@@ -15,13 +15,14 @@ from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
 from binidx.format.idx import DType, little_endian
 from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
+from binidx.format.sequence_index import CheckedIndex, open_index
 from binidx.format.tokens import SequencesInFiles, Tokens
 from binidx.format.virtual import PARTS
 from binidx.native.gpt_samples import Sequences
 from binidx.storage.cache.seals import Seal
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
+from binidx.storage.ranged_arrays import open_cached_in_blocks
 from binidx.storage.ranges import version_marks
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.stores.identity import same_identity
@@ -106,7 +107,8 @@ class IndexedDataset(SequencesInFiles):
             index, opened, marks = pair.index, pair.identities, pair.marks
             made: dict[str, Any] = {"bin_reader": pair.bin_reader, "_digest_seal": pair.digest_seal}
         else:
-            index, idx_reader = open_index_in_ranges(prefix, self.checked)
+            idx_reader = open_cached_in_blocks(prefix + ".idx", self.checked.found)
+            index = open_index(idx_reader, f"{prefix}.idx", checked=self.checked)
             opened, made, marks = {"idx": dict(idx_reader.identity)}, {}, version_marks(idx_reader)
         self._check_pickled(opened)
         self._check_marks(marks)

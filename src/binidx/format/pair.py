@@ -27,8 +27,8 @@ from typing import Any
 
 from binidx.errors import CancelledReadError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
-from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
+from binidx.format.sequence_index import SequenceIndex, parse_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader
@@ -101,8 +101,8 @@ class _Opening:
         """Open the parts of a virtual merge as one pair."""
         pairs = parts.open_each(self.open_alone)
         parts.check([pair.identities for pair in pairs])
-        index = concatenate_indices([pair.index for pair in pairs], parts)
-        sizes = [pair.index.num_bytes for pair in pairs]
+        indices = parts.check_counts([pair.index for pair in pairs])
+        index, sizes = concatenate_indices(indices), [part.num_bytes for part in indices]
         bin_reader = JoinedReader(parts.location.uri, [pair.bin_reader for pair in pairs], sizes)
         digest = {"parts": parts.digest}
         marks = {uri: mark for pair in pairs for uri, mark in pair.marks.items()}

@@ -7,39 +7,31 @@
     pieces       input of a merge        those of the parts
 
 A command on a virtual merge therefore writes, byte for byte, what it writes for the dataset that `binidx merge` makes.
-The joined `.idx` is computed while it is read:
-
-    header        of all parts                             in memory
-    lengths       those of the parts, unchanged
-    pointers      those of the parts, each plus the bytes before its part
-    bounds        0, then those of the parts without their first, each plus the sequences before its part
-    modes         those of the parts
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import Report, check_bin_size, did_you_mean, find_bin
-from binidx.format.idx import HEADER, format_idx_header
-from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
+from binidx.format.sequence_index import SequenceIndex, open_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
-from binidx.format.virtual import VirtualParts, pair_or_parts
+from binidx.format.virtual import VirtualParts, join_indices, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, layered, open_object, open_stored
-from binidx.storage.ranges import as_block_reader, check_ranges
+from binidx.storage.ranges import as_block_reader
 from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import OPENS
@@ -154,9 +146,13 @@ class PairSource(_CheckedSource):
         """Return the number of uncompressed bytes of the tokens, including bytes after the last sequence."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.plain.size
 
-    def open_index(self) -> IndexStream:
-        """Open the `.idx` as a stream."""
-        return IndexStream(self.open_idx(), f"{self.prefix}.idx")
+    def open_index(self, num_tokens: int | None = None) -> SequenceIndex:
+        """Open the `.idx` to be read in blocks.
+
+        Args:
+            num_tokens: number of tokens, if it is known.
+        """
+        return open_index(self.open_idx(), f"{self.prefix}.idx", num_tokens=num_tokens)
 
     def open_idx(self) -> RangeReader:
         """Open the `.idx`. It is not mapped: mapped pages count as memory of this process until others need them."""
@@ -272,30 +268,24 @@ class VirtualSource(_CheckedSource):
         return sum(self._num_bytes)
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
-        parts = zip(self.pairs, self._indices, self._parts.parts, strict=True)
-        return [(pair, {**index.counts, "tokens": part.tokens}) for pair, index, part in parts]
+        return [(pair, index.counts) for pair, index in zip(self.pairs, self._indices, strict=True)]
 
     @cached_property
-    def _indices(self) -> list[IndexStream]:
-        """Streams over the `.idx` of the parts. FormatError: one has another dtype or count than listed."""
-        opened = OPENS.map(lambda pair: pair.open_index(), self.pairs)
-        for index, part in zip(opened, self._parts.parts, strict=True):
-            found, needed = (index.dtype.__name__, index.num_sequences), (self._parts.dtype, part.sequences)
-            if found != needed:
-                raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin} needs {needed}")
-        return opened
+    def _indices(self) -> Sequence[SequenceIndex]:
+        """Indices of the parts. FormatError: one has another dtype or count than listed."""
+        parts = zip(self.pairs, self._parts.parts, strict=True)
+        return self._parts.check_counts(OPENS.map(lambda both: both[0].open_index(both[1].tokens), [*parts]))
 
     def part_at(self, position: int) -> str:
         """Return the prefix of the part that holds the byte at `position` of the uncompressed tokens."""
         return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix.uri
 
-    def open_index(self) -> IndexStream:
-        return IndexStream(self.open_idx(), self.bin.uri)
+    def open_index(self) -> SequenceIndex:
+        return open_index(self.open_idx(), self.bin.uri)
 
     def open_idx(self) -> RangeReader:
         """Open the `.idx` that a merge would write."""
-        readers, starts, sizes = zip(*_columns(self.bin.uri, self._indices, self._num_bytes), strict=True)
-        return JoinedReader(self.bin.uri, readers, sizes, starts=starts)
+        return join_indices(self.bin.uri, self._indices)
 
     def open_stored(self) -> RangeReader:
         """Open the `.bin`, or `.bin.zst`, that a merge would write."""
@@ -357,63 +347,3 @@ def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[Source
         return []
     end = InMemory(uri, joining.end([pair.plain for pair in pairs]))
     return [SourcePiece(end, 0, end.size)]
-
-
-class ShiftedReader:
-    """Reader of `count` int64 values of another reader from byte `start` on, each with `plus` added."""
-
-    def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
-        self.uri, self.size = reader.uri, count * 8
-        self.identity: Mapping[str, Any] = {}
-        self._reader, self._start, self._plus = reader, start, plus
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        check_ranges(self.uri, self.size, ranges)
-        whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
-        stored = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
-        values = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in stored]
-        wanted = [slice(first % 8, first % 8 + stop - first) for first, stop in ranges]
-        return [data[part].data for data, part in zip(values, wanted, strict=True)]
-
-
-def is_multimodal(parts: Sequence[IndexStream]) -> bool:
-    """Return whether the sequences of all parts have modes.
-
-    Raises:
-        FormatError: those of some parts have modes and those of others have none.
-    """
-    some = [part for part in parts if part.num_sequences]
-    for part in some:
-        if part.multimodal != some[0].multimodal:
-            which, other = (part, some[0]) if some[0].multimodal else (some[0], part)
-            raise FormatError(f"{which.uri}: no modes, {other.uri} has them; needed all with or all without")
-    return bool(some) and some[0].multimodal
-
-
-def _columns(
-    uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]
-) -> Iterator[tuple[RangeReader, int, int]]:
-    """Yield reader, first byte and number of bytes of each piece of the `.idx` that a merge of the parts would write.
-
-    Args:
-        num_bytes: plain bytes of each part's tokens.
-
-    Raises:
-        FormatError: some parts have modes and others have none; parts without sequences fit either way.
-    """
-    sequences, documents = [part.num_sequences for part in parts], [part.num_documents for part in parts]
-    header = format_idx_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
-    yield InMemory(uri, header), 0, len(header)
-    for part in parts:
-        yield part.reader, HEADER.size, 4 * part.num_sequences
-    for part, before in zip(parts, accumulate(num_bytes, initial=0), strict=False):
-        pointers = ShiftedReader(part.reader, HEADER.size + 4 * part.num_sequences, part.num_sequences, before)
-        yield pointers, 0, pointers.size
-    yield InMemory(uri, bytes(8)), 0, 8
-    for part, before in zip(parts, accumulate(sequences, initial=0), strict=False):
-        second = HEADER.size + 12 * part.num_sequences + 8
-        bounds = ShiftedReader(part.reader, second, part.num_documents, before)
-        yield bounds, 0, bounds.size
-    if is_multimodal(parts):
-        for part in parts:
-            yield part.reader, part.size - part.num_sequences, part.num_sequences

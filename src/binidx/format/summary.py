@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError
-from binidx.format.idx import SequenceIndex
 from binidx.format.pair import open_bin
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.ranged_arrays import parse_index_in_ranges
+from binidx.format.sequence_index import SequenceIndex, open_index
 from binidx.format.source import VirtualSource
 from binidx.format.virtual import pair_or_parts
 from binidx.storage.location import Location
@@ -101,7 +100,7 @@ def read_summary(prefix: Location, listed: ListedPair | None = None) -> DatasetS
 def _summarize_pair(prefix: Location, listed: ListedPair | None) -> DatasetSummary:
     idx = open_stored(prefix + ".idx", found=listed.idx if listed else None)
     tokens = open_bin(prefix, listed=listed, cache=False)
-    index = parse_index_in_ranges(idx, f"{prefix}.idx")
+    index = open_index(idx, f"{prefix}.idx")
     if index.num_bytes > tokens.size:
         raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {index.num_bytes}")
     opened = {"idx": dict(idx.identity), "bin": dict(tokens.identity)}
@@ -114,7 +113,7 @@ def _summarize_pair(prefix: Location, listed: ListedPair | None) -> DatasetSumma
 
 def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     idx = source.open_idx()
-    index = parse_index_in_ranges(idx, idx.uri)
+    index = open_index(idx, idx.uri)
     idx_bytes, stored_bytes = (source.opened[end]["size"] for end in ("idx", "bin"))
     # Parts are not opened: their blocks are assumed to have the usual size.
     block_bytes = max(codec_named(pair.codec).block_bytes for pair in source.pairs)

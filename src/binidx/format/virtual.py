@@ -35,11 +35,15 @@ import numpy as np
 import xxhash
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.idx import DType, SequenceIndex
+from binidx.format.idx import DType, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.sequence_index import SequenceIndex
 from binidx.json_models import Count, JsonFile, tolerate_all
+from binidx.storage.adapters import InMemory, JoinedReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
+from binidx.storage.ranges import check_ranges
 from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.settings import OURS
 from binidx.storage.stores.identity import same_identity
@@ -121,6 +125,15 @@ class VirtualParts:
                     problem = f"{dict(now[end])}, was {dict(was)} when {self.location} was written"
                     way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     raise ObjectChangedError(f"{prefix}.{end}: {problem}; {way}")
+
+    def check_counts(self, indices: Sequence[SequenceIndex]) -> Sequence[SequenceIndex]:
+        """Return the indices of the parts; raise FormatError if one has another dtype, or other counts, than listed."""
+        for index, part, prefix in zip(indices, self.parts, self.prefixes, strict=True):
+            found = index.dtype.__name__, len(index), index.num_tokens
+            if found != (needed := (self.dtype, part.sequences, part.tokens)):
+                problem = f"(dtype, sequences, tokens) are {found}, {self.location} needs {needed}"
+                raise FormatError(f"{prefix}.idx: {problem}")
+        return indices
 
 
 def named_location(uri: str, file: Location) -> Location:
@@ -221,29 +234,87 @@ def relative_part(uri: str, prefix: str) -> str:
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 
 
-def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
-    """Return one index over all parts. Memory: 12 bytes for each sequence and 16 for each document.
+class ShiftedReader:
+    """Reader of `count` int64 values of another reader from byte `start` on, each with `plus` added."""
 
-    Args:
-        indices: index of each part, fully checked.
-        parts: the list of the parts.
+    def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
+        self.uri, self.size = reader.uri, count * 8
+        self.identity: Mapping[str, Any] = {}
+        self._reader, self._start, self._plus = reader, start, plus
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
+        stored = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
+        values = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in stored]
+        wanted = [slice(first % 8, first % 8 + stop - first) for first, stop in ranges]
+        return [data[part].data for data, part in zip(values, wanted, strict=True)]
+
+
+def is_multimodal(parts: Sequence[SequenceIndex]) -> bool:
+    """Return whether the sequences of all parts have modes.
 
     Raises:
-        FormatError: a part has another dtype, or other counts, than listed.
+        FormatError: those of some parts have modes and those of others have none.
     """
-    for index, part, prefix in zip(indices, parts.parts, parts.prefixes, strict=True):
-        found = index.dtype.__name__, len(index), index.num_tokens
-        if found != (needed := (parts.dtype, part.sequences, part.tokens)):
-            raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.location} needs {needed}")
-    lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
+    without, some = (
+        [part for part in parts if len(part) and (part.sequence_modes is None) is missing] for missing in (True, False)
+    )
+    if without and some:
+        raise FormatError(f"{without[0].uri}: no modes, {some[0].uri} has them; needed all with or all without")
+    return bool(some)
+
+
+def concatenate_indices(parts: Sequence[SequenceIndex]) -> SequenceIndex:
+    """Return one index over all parts, with its columns in memory: 12 bytes for each sequence, 16 for each document.
+
+    Reading `join_indices` whole gives the same, in twice the time.
+
+    Args:
+        parts: indices of the parts, fully checked.
+    """
+    lengths = np.concatenate([part.sequence_lengths for part in parts], dtype="<i4")
     pointers = np.cumsum(lengths, dtype="<i8")  # the running sum that the pointers of each part are
     pointers -= lengths
-    pointers *= indices[0].dtype_size
-    before = accumulate(map(len, indices), initial=0)
-    shifted = [index.document_indices[1:] + first for index, first in zip(indices, before, strict=False)]
-    bounds = np.concatenate([[0], *shifted], dtype="<i8")
-    modes = [index.sequence_modes for index in indices if index.sequence_modes is not None]
-    for array in (lengths, pointers, bounds):
+    pointers *= parts[0].dtype_size
+    before = accumulate(map(len, parts), initial=0)
+    bounds = [part.document_indices[1:] + first for part, first in zip(parts, before, strict=False)]
+    columns = lengths, pointers, np.concatenate([[0], *bounds], dtype="<i8")
+    for array in columns:
         array.flags.writeable = False
-    num_tokens, all_modes = sum(index.num_tokens for index in indices), np.concatenate(modes) if modes else None
-    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, all_modes, num_tokens)
+    modes = [part.sequence_modes for part in parts if part.sequence_modes is not None]
+    num_tokens = sum(part.num_tokens for part in parts)
+    return SequenceIndex(parts[0].dtype, *columns, np.concatenate(modes) if modes else None, num_tokens)
+
+
+def join_indices(uri: str, parts: Sequence[SequenceIndex]) -> JoinedReader:
+    """Return a reader of the `.idx` that a merge of the parts would write; its columns are computed while it is read.
+
+        header        of all parts                             in memory
+        lengths       those of the parts, unchanged
+        pointers      those of the parts, each plus the bytes before its part
+        bounds        0, then those of the parts without their first, each plus the sequences before its part
+        modes         those of the parts
+
+    Args:
+        uri: name in errors.
+        parts: indices of the parts, with known numbers of tokens.
+
+    Raises:
+        FormatError: some parts have modes and others have none; parts without sequences fit either way.
+    """
+    header = format_idx_header(parts[0].dtype, sum(map(len, parts)), sum(part.num_documents for part in parts) + 1)
+    lengths, pointers, bounds, modes = zip(*(part.layout.columns for part in parts), strict=True)
+    bytes_before = accumulate((part.num_bytes for part in parts), initial=0)
+    sequences_before = accumulate(map(len, parts), initial=0)
+    pieces: list[tuple[RangeReader, int, int]] = [(InMemory(uri, header), 0, len(header))]
+    pieces += [(part.reader, at, 4 * count) for part, (at, _, count) in zip(parts, lengths, strict=True)]
+    for part, (at, _, count), before in zip(parts, pointers, bytes_before, strict=False):
+        pieces.append((ShiftedReader(part.reader, at, count, before), 0, 8 * count))
+    pieces.append((InMemory(uri, bytes(8)), 0, 8))
+    for part, (at, _, count), before in zip(parts, bounds, sequences_before, strict=False):
+        pieces.append((ShiftedReader(part.reader, at + 8, count - 1, before), 0, 8 * count - 8))
+    if is_multimodal(parts):
+        pieces += [(part.reader, at, count) for part, (at, _, count) in zip(parts, modes, strict=True)]
+    readers, starts, sizes = zip(*pieces, strict=True)
+    return JoinedReader(uri, readers, sizes, starts=starts)

@@ -12,7 +12,7 @@ from typing import Any
 
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.ranged_arrays import CheckedIndex
+from binidx.format.sequence_index import CheckedIndex
 from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import has_fingerprint
 from binidx.index.cache.manifest import ONE_EACH, Manifest, get_origin

@@ -233,7 +233,7 @@ class _Search:
 
     def __call__(self, part: SearchPart) -> Values:
         dataset, plain = part.dataset.open(), part.dataset.reader()
-        item_bytes, found = dataset.index.item_bytes, list[Hits]()
+        item_bytes, found = dataset.index.dtype_size, list[Hits]()
         search = TokenSearch(self._stored(dataset), dataset.index.dtype, self.table, self.folded)
         for block in dataset.index.documents(part.stop - part.start, part.start):
             bounds = block.token_bounds()

@@ -29,13 +29,13 @@ from binidx.dataset.split_requests import request_splits
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.arrow import pa
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.format.ranged_arrays import MAX_GAP, RangedArray
 from binidx.order.blended_order import list_members
 from binidx.order.staged.window_order import WindowRequest
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
+from binidx.storage.ranged_arrays import MAX_GAP, RangedArray
 
 DAY_OLD = "binidx.index.cache.manifest.SETTLED_SECONDS"
 

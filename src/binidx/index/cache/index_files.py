@@ -32,12 +32,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
 from binidx.format.pair import local_version
-from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import ALGORITHM, UNNUMBERED, Manifest, StoredArray, parse_manifest
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
+from binidx.storage.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.storage.ranges import read_many, stored_reader
 from binidx.storage.requests.remote_object import Found, read_small, recorded_object
 from binidx.storage.threads import OPENS

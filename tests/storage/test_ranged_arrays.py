@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError
-from binidx.format.ranged_arrays import READ_BYTES, RangedArray
 from binidx.storage.interfaces import Range
+from binidx.storage.ranged_arrays import READ_BYTES, RangedArray
 
 
 class Told:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from helpers.random_datasets import build_ours, random_documents
 
-from binidx.format import idx_blocks
-from binidx.format.idx_blocks import IndexStream
+from binidx.format import sequence_index
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.sequence_index import open_index
 from binidx.storage.open import open_object
 
 
 @pytest.fixture(params=[1, 3, 7, 1 << 18])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", request.param)
+    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", request.param)
     return int(request.param)
 
 
@@ -26,10 +26,10 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_blocks_joined_are_the_index(
     tmp_path: Path, count: int, multimodal: bool, at_once: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idx_blocks, "WHOLE_BYTES", at_once)
+    monkeypatch.setattr(sequence_index, "WHOLE_BYTES", at_once)
     documents = random_documents(np.random.default_rng(count), np.uint16, count)
     prefix = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
-    whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, IndexStream(open_object(f"{prefix}.idx"), "")
+    whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, open_index(open_object(f"{prefix}.idx"), "")
     assert stream.check() == whole.num_tokens
     assert (stream.num_sequences, stream.num_documents) == (len(whole), count)
     assert np.array_equal(np.concatenate([[], *stream.lengths()]), whole.sequence_lengths)

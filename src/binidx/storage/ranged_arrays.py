@@ -1,4 +1,4 @@
-"""Arrays of stored objects that are read row by row, and an index made of them.
+"""Arrays of stored objects that are read row by row.
 
     array[[7, 8, 4711]]    reads rows 7-8 and row 4711         array[5:9]    reads one range
 
@@ -10,7 +10,7 @@ array costs a request, so callers read many rows at a time.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
-from binidx.format.idx import HEADER, SequenceIndex, parse_idx_counts
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.ranges import stored_reader
 from binidx.storage.requests.remote_object import Found
 from binidx.storage.settings import OURS
 
@@ -104,6 +102,10 @@ class RangedArray:
         view.column, view.shape = column, self.shape[:1]
         return view
 
+    def range(self, first: int, stop: int) -> Range:
+        """Return the byte range of the rows [first, stop)."""
+        return self.offset + first * self.row_bytes, self.offset + stop * self.row_bytes
+
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
         """Return the rows of several slices, starts[i] up to stops[i], one after the other.
 
@@ -161,64 +163,13 @@ class RangedArray:
         return low
 
 
-@dataclass(frozen=True)
-class CheckedIndex:
-    """Facts about an `.idx` that was fully checked before.
-
-    Attributes:
-        num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
-        documents_are_sequences: whether each document is known to be one sequence.
-        found: the checked version of the `.idx` in its store; None: open whatever has its name now.
-    """
-
-    num_sequences: int
-    digest: str
-    documents_are_sequences: bool
-    found: Found | None
-
-
-def open_index_in_ranges(prefix: Location, checked: CheckedIndex) -> tuple[SequenceIndex, RangeReader]:
-    """Open an `.idx` whose arrays are read by ranges, and return it with the reader of the object.
-
-    Only the header and the counts are checked. Later reads are pinned to this version of the object.
+def read_rows(columns: Sequence[Any], first: int, stop: int) -> list[NDArray[Any]]:
+    """Return the rows [first, stop) of several columns, in one read.
 
     Args:
-        prefix: of the dataset.
-        checked: facts about its `.idx`, which was checked before.
-
-    Raises:
-        FormatError: the header breaks a rule, or belongs to another dataset.
-        ObjectChangedError: a remote `.idx` is not the one that was checked.
+        columns: arrays in memory, of which views are returned, or one-dimensional `RangedArray`s of one object.
     """
-    idx, count = prefix + ".idx", checked.num_sequences
-    reader = open_cached_in_blocks(idx, checked.found)
-    index = parse_index_in_ranges(reader, idx.uri, count, documents_are_sequences=checked.documents_are_sequences)
-    return index, reader
-
-
-def parse_index_in_ranges(
-    reader: RangeReader, uri: str, count: int | None = None, *, documents_are_sequences: bool = False
-) -> SequenceIndex:
-    """Return an `.idx` whose arrays are read by ranges; only the header and the counts are checked.
-
-    Args:
-        uri: name of the file, for errors.
-        count: number of sequences that the header must have, if it is known; that saves a round trip.
-
-    Raises:
-        FormatError: the header breaks a rule, or has another number of sequences.
-    """
-    stored, header_bytes = stored_reader(reader), (0, min(HEADER.size, reader.size))
-    if count is None:
-        count = parse_idx_counts(stored.read([header_bytes])[0], reader.size, uri=uri)[1]
-    lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
-    pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
-    ends = HEADER.size + 4 * count, HEADER.size + 12 * count
-    header, *last = stored.read([header_bytes, (ends[0] - 4, ends[0]), (ends[1] - 8, ends[1])][: 3 if count else 1])
-    dtype, num_sequences, num_bounds, _ = parse_idx_counts(header, reader.size, uri=uri)
-    if num_sequences != count:
-        raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
-    bounds: Any = RangedArray(reader, ends[1], "<i8", (num_bounds,))
-    length, pointer = (int.from_bytes(value, "little", signed=True) for value in last) if last else (0, 0)
-    num_tokens = pointer // np.dtype(dtype).itemsize + length
-    return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, documents_are_sequences)
+    if not isinstance(columns[0], RangedArray):
+        return [column[first:stop] for column in columns]
+    views = columns[0].reader.read([column.range(first, stop) for column in columns])
+    return [np.frombuffer(view, column.dtype) for view, column in zip(views, columns, strict=True)]
