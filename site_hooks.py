@@ -118,7 +118,17 @@ def tables_of_core() -> Iterator[str]:
             yield from ("", f"## {line[2:]}", "", "| name | | module |", "|---|---|---|")
         elif found := re.match(r"from (\S+) import (\w+)", line):
             module, name = found.groups()
-            yield f"| `{name}` | {first_line(module, name)} | `{module.removeprefix('binidx.')}` |"
+            value = getattr(import_module(module), name)
+            call = f"{name}({', '.join(arguments_of(value))})" if inspect.isfunction(value) else name
+            yield f"| `{call}` | {first_line(module, name)} | `{module.removeprefix('binidx.')}` |"
+
+
+def arguments_of(function: Any) -> Iterator[str]:
+    """Yield the names of a function's parameters, those with a default with an equals sign."""
+    for parameter in inspect.signature(function).parameters.values():
+        yield str(parameter.replace(annotation=parameter.empty, default=parameter.empty)) + "=" * (
+            parameter.default is not parameter.empty
+        )
 
 
 def first_line(module: str, name: str) -> str:

@@ -76,6 +76,23 @@ def names(sources: dict[str, str]) -> dict[str, Any]:
     return {"binidx": binidx, "config": config(([sources["en"]], None)), "train": train, **sources}
 
 
+def test_a_tool_of_the_core(
+    sources: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["longest.py", f"{sources['en']}.idx"])
+    run_blocks("reference/core", {})
+    printed = [
+        [int(word.replace(",", "")) for word in line.split()[:2]] for line in capsys.readouterr().out.splitlines()
+    ]
+    data = binidx.IndexedDataset(sources["en"])
+    lengths = [
+        sum(len(data[sequence]) for sequence in range(*pair))
+        for pair in itertools.pairwise(data.document_indices.tolist())
+    ]
+    assert [length for _, length in printed] == sorted(lengths, reverse=True)[:5]
+    assert all(lengths[document] == length for document, length in printed)
+
+
 def test_load_data(sources: dict[str, str]) -> None:
     names = run_blocks("how-to/load-data", dict(sources))
     shown = re.search(r"^    config = .*?\n\n", page := read_page("how-to/load-data"), re.S | re.M)

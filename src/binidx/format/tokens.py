@@ -352,7 +352,7 @@ def digest_index(index: SequenceIndex) -> str:
 
 
 def index_of(tokens: Tokens) -> SequenceIndex:
-    """Return lengths, positions and documents of sequences; without an `.idx`, each sequence is a document.
+    """Return the index of opened tokens; without an `.idx`, each sequence is a document.
 
     Args:
         tokens: of any kind.

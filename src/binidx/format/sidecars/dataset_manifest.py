@@ -118,7 +118,7 @@ MANIFEST_FILE = JsonFile(DatasetManifest, {"binidx_manifest": 1}, open=True)
 
 
 def read_manifest(location: Location) -> dict[str, Any] | None:
-    """Read a manifest; None if there is none.
+    """Read the manifest at `prefix + MANIFEST`; None if there is none.
 
     Raises:
         FormatError: the object is not a manifest.
