@@ -21,7 +21,6 @@ import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.jobs.parts import Workers
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance import baking
 from binidx.run.schedule import BatchSchedule
 from tests.bench.corpus import SEQUENCE_LENGTH, write_corpus
 from tests.bench.race import BATCH, DELAY_MS, far_away, store
@@ -41,13 +40,12 @@ NUM_SAMPLES = 25_000
 def rows(directory: Path) -> list[Row]:
     """Bake once."""
     prefix = write_corpus(directory / "en", NUM_BYTES, dtype=np.int32)
-    baking.BAKED_PART_BYTES = PART_BYTES
     with store(directory) as (server, bucket):
         convert_dataset(prefix, f"{bucket}/en", verify="size")
         with far_away(server) as proxy:
             train: Any = binidx.load_dataset(f"{bucket}/en", SEQUENCE_LENGTH, random_seed=1234).wrapped
             order = binidx.RunOrder.of_dataset(train, GlobalOrder(BatchSchedule(8, 8, 1), len(train)))
-            baked = binidx.plan_bake(order, range(order.num_steps() or 0))
+            baked = binidx.plan_bake(order, range(order.num_steps() or 0), PART_BYTES)
             proxy.reset()
             began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
             done = binidx.bake(order, f"{bucket}/baked", baked, workers=Workers(count=1))

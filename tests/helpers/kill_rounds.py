@@ -116,9 +116,8 @@ def order_of(at: Path) -> RunOrder:
 
 
 def bake(at: Path, out: str) -> None:
-    baking.BAKED_PART_BYTES = 1500
     order = order_of(at)
-    baking.bake(order, out, baking.plan_bake(order, range(order.num_steps() or 0)))
+    baking.bake(order, out, baking.plan_bake(order, range(order.num_steps() or 0), 1500))
 
 
 def read_plan(at: Path, out: str) -> None:

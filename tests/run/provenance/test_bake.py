@@ -19,7 +19,6 @@ from helpers.traceable_runs import random_config, random_run
 import binidx.corpus.exchange as exchange_module
 import binidx.order.stored.baked_order as baked_module
 import binidx.run.provenance.baking as bake_module
-import binidx.run.provenance.baking as plan_module
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.stored.baked import BakedDataset
@@ -61,12 +60,11 @@ def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
     order, run = order_of(tmp_path, seed)
     count = order.num_steps()
     if not count:
         pytest.skip("a run of no step")
-    baked = plan_bake(order, range(count))
+    baked = plan_bake(order, range(count), 1500)
     assert bake(order, f"{tmp_path}/baked", baked).written == len(baked.parts())
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     check_order(dataset.order)
@@ -83,7 +81,6 @@ def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypat
 def test_parts_are_what_a_builder_writes_of_the_samples(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
     sizes = {
         "POSITIONS": (7, 7),
         "BAKE_CHUNK_BYTES": (72, 72),
@@ -95,7 +92,7 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
         monkeypatch.setattr(bake_module, name, size)
     monkeypatch.setattr(exchange_module, "HELD_BYTES", 200)
     order, _ = order_of(tmp_path, seed)
-    baked = plan_bake(order, range(order.num_steps() or 0))
+    baked = plan_bake(order, range(order.num_steps() or 0), 1500)
     with PicklingExecutor(2) as executor:
         bake(order, f"{tmp_path}/baked", baked, workers=Workers(executor=executor))
     for part in baked.parts():
@@ -125,9 +122,8 @@ def test_tokens_of_sources_of_two_dtypes_are_stored_in_the_wider_one(tmp_path: P
 def test_a_task_whose_object_is_gone_is_made_again_once_its_record_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 1500)
     order, run = order_of(tmp_path, 2)
-    baked, where = plan_bake(order, range(order.num_steps() or 0)), tmp_path / "baked"
+    baked, where = plan_bake(order, range(order.num_steps() or 0), 1500), tmp_path / "baked"
     bake(order, str(where), baked, workers=Workers(count=1, shard=Shard(0, 2)))
     file = next((where / "exchange").glob("tokens-*.exchange"))
     file.write_bytes(b"")
@@ -161,10 +157,9 @@ def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
 def test_machines_share_the_work_and_a_bake_goes_on(
     s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     monkeypatch.setattr(bake_module, "POSITIONS", (5, 5))
     (order, run), where = order_of(tmp_path, 2), s3.fresh()
-    baked = plan_bake(order, range(order.num_steps() or 0))
+    baked = plan_bake(order, range(order.num_steps() or 0), 900)
     shards = [Workers(count=1, shard=Shard(number, 2)) for number in range(2)]
     count = len(baked.parts())
     assert count > 3
@@ -191,9 +186,8 @@ def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
 
 
 def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     (order, run), where = order_of(tmp_path, 2), s3.fresh()
-    baked = plan_bake(order, range(order.num_steps() or 0))
+    baked = plan_bake(order, range(order.num_steps() or 0), 900)
     bake(order, where, baked)
     opened: list[str] = []
     open_object = baked_module.open_object
@@ -216,9 +210,8 @@ def test_parts_are_opened_when_they_are_read(s3: Bucket, tmp_path: Path, monkeyp
 
 
 def test_a_part_of_another_size_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "BAKED_PART_BYTES", 900)
     order, run = order_of(tmp_path, 2)
-    baked = plan_bake(order, range(order.num_steps() or 0))
+    baked = plan_bake(order, range(order.num_steps() or 0), 900)
     bake(order, f"{tmp_path}/baked", baked)
     file = Path(f"{part_prefix(Location(f'{tmp_path}/baked'), baked.parts()[-1])}.bin")
     file.write_bytes(file.read_bytes()[:-4])

@@ -65,9 +65,6 @@ ALGORITHM = 1
 
 STAGES = ("places", "tokens", "parts")
 
-BAKED_PART_BYTES = 1 << 30
-"""Approximate size of the tokens of a part."""
-
 LEAST_TASKS = 16
 """Tasks of the first two stages, of a small run: work for many cores."""
 
@@ -91,12 +88,13 @@ SAMPLE_PIECE = np.dtype([("sample", "<u4"), ("offset", "<u4"), ("num_bytes", "<u
 
 
 @trims_traceback
-def plan_bake(order: RunOrder, steps: range) -> Baked:
+def plan_bake(order: RunOrder, steps: range, part_bytes: int = 1 << 30) -> Baked:
     """Return the description of a bake of these steps.
 
     Args:
         order: the order of the run.
         steps: steps to bake.
+        part_bytes: approximate size of the tokens of a part; a task holds one in memory.
 
     Returns:
         The description, which `bake` publishes beside the parts.
@@ -111,7 +109,7 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
         raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
     check_bakeable(config)
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
-    return Baked(**describe_samples(order, steps, max(1, BAKED_PART_BYTES // stored)))
+    return Baked(**describe_samples(order, steps, max(1, part_bytes // stored)))
 
 
 @dataclass(frozen=True)
