@@ -26,7 +26,7 @@ def test_every_module_has_a_near_test() -> None:
     ("changed", "nearest"),
     [
         ("src/binidx/storage/stores/s3.py", "storage/stores/test_s3.py"),
-        ("src/binidx/format/summary.py", "format/test_summary.py"),
+        ("src/binidx/run/plan/inventory.py", "run/plan/test_inventory.py"),
         ("src/binidx/order/view.py", "order/test_orders.py"),
         ("src/binidx/run/plan/node_check.py", "tools/test_doctor_run.py"),  # by its command
         ("tools/grep.py", "tools/test_grep.py"),

@@ -77,7 +77,7 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
     """
     index = dataset.index
     source = open_source(dataset.location)
-    stream = source.open_index()
+    stream = source.index
     return {
         "prefix": dataset.path_prefix,
         "version": VERSION,

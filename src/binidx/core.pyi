@@ -55,10 +55,10 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST as MANIFEST
 from binidx.format.sidecars.dataset_manifest import RowCounts as RowCounts
 from binidx.format.sidecars.dataset_manifest import SIDECARS as SIDECARS
 from binidx.format.sidecars.dataset_manifest import read_manifest as read_manifest
+from binidx.format.source import DatasetFiles as DatasetFiles
 from binidx.format.source import PairSource as PairSource
 from binidx.format.source import VirtualSource as VirtualSource
 from binidx.format.source import open_source as open_source
-from binidx.format.summary import DatasetSummary as DatasetSummary
 from binidx.format.tokens import index_of as index_of
 from binidx.format.virtual import PARTS as PARTS
 from binidx.format.virtual import check_named as check_named

@@ -23,8 +23,8 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.source import open_source
-from binidx.format.summary import read_summary
 from binidx.format.virtual import relative_part, resolve_part
+from binidx.run.plan.inventory import open_files
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import read_many
@@ -193,7 +193,11 @@ def test_credentials_never_follow_a_list_to_another_host(tmp_path: Path, web: Se
         there = serve(web, "list", tmp_path / "list")
         other.requests.clear()
         location = Location.of(there, secret)
-        for tool in (lambda at: binidx.IndexedDataset(at.uri, storage_options=at.options), open_source, read_summary):
+        for tool in (
+            lambda at: binidx.IndexedDataset(at.uri, storage_options=at.options),
+            open_source,
+            lambda at: open_files(at, None),
+        ):
             with pytest.raises(ConfigError, match=rf"list.parts.json: .*\(found {other.endpoint}/part, .*PARTS_FROM="):
                 tool(location)
         assert other.requests == []

@@ -290,7 +290,7 @@ def test_a_call_that_cannot_be_is_an_error(
     assert message in capsys.readouterr().err
     path = save(tmp_path, ([f"{local}/nothing"], None))
     assert main(["plan", str(path)]) == 2
-    assert "nothing.idx" in capsys.readouterr().err
+    assert "nothing.bin" in capsys.readouterr().err
 
 
 FILES = ("", ".idx", ".bin.zst")

@@ -89,7 +89,7 @@ class WholeDataset:
     def __init__(self, prefix: Location, listed: ListedPair | None = None, *, distrust_sums: bool = False) -> None:
         self.prefix = prefix.uri
         self.source = open_source(prefix, distrust_sums=distrust_sums, listed=listed)
-        self.index = self.source.open_index()
+        self.index = self.source.index
 
     @property
     def num_bytes(self) -> int:

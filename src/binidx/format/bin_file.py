@@ -35,7 +35,7 @@ from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
-from binidx.storage.requests.remote_object import list_page, object_exists
+from binidx.storage.requests.remote_object import Found, find_object, list_page, object_exists
 from binidx.storage.writing.publish import create_object, delete_object
 
 Report = Callable[[str, str], None]
@@ -101,9 +101,29 @@ def describe_need(index: DatasetCounts) -> str:
     return f"its .idx needs {_num_bytes(index)} ({index['tokens']} tokens of {index['dtype']})"
 
 
+def compares_sums(location: Location) -> bool:
+    """Return whether the settings of a location let readers compare tokens with checksums, if there are some."""
+    verify = location.settings.verify
+    return bool(verify) if location.local_path is not None else verify is not False
+
+
+def require_sums(tokens: Location, codec: str, has_sums: bool) -> None:
+    """Raise ObjectNotFoundError if the settings of a `.bin` require checksums, and a plain one has none."""
+    if tokens.settings.verify and codec == "raw" and not has_sums:
+        thing = "object" if tokens.local_path is None else "file"
+        needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
+        raise ObjectNotFoundError(f"{tokens}{SUMS}: no such {thing}; {needed}")
+
+
 def find_bin(prefix: Location) -> Location | None:
     """Return the object that holds the tokens of a prefix, or None."""
     return next((tokens for suffix in _bin_suffixes() if object_exists(tokens := prefix + f".bin{suffix}")), None)
+
+
+def look_up_bin(prefix: Location) -> Found | None:
+    """Return what the store reports of the object that holds the tokens of a prefix, or None."""
+    forms = (find_object(prefix + f".bin{suffix}", refused_is_absent=False) for suffix in _bin_suffixes())
+    return next(filter(None, forms), None)
 
 
 def _bin_suffixes() -> Iterator[str]:

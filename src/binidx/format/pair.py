@@ -19,14 +19,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from binidx.errors import CancelledReadError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin
+from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin, require_sums
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sequence_index import SequenceIndex, parse_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
@@ -125,7 +125,7 @@ class _Opening:
         before = _current_identity(idx)
         idx_reader, bin_reader = self._open_idx(idx), self._open_tokens(prefix)
         try:
-            return self._read(idx, idx_reader, idx_reader, bin_reader)
+            return self._pair(idx, idx_reader, (idx_reader, bin_reader))
         finally:
             # If the .idx was replaced meanwhile, neither result nor error is valid.
             _check_not_replaced(idx, before or dict(idx_reader.identity))
@@ -141,11 +141,11 @@ class _Opening:
 
         def read() -> Pair:
             try:
-                return self._read(idx, idx_reader, idx_reader, bin_reader)
+                return self._pair(idx, idx_reader, (idx_reader, bin_reader))
             except FormatError as error:
                 # A bit may have flipped on the way, and be cached on this node.
                 again = InMemory(idx.uri, read_whole(stored_reader(idx_reader)))
-                pair = self._read(idx, again, idx_reader, bin_reader)
+                pair = self._pair(idx, again, (idx_reader, bin_reader))
                 logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", idx, error)
                 replace_cached(idx_reader, again.data)
                 return pair
@@ -160,27 +160,41 @@ class _Opening:
     def _open_tokens(self, prefix: Location) -> RangeReader:
         return open_bin(prefix, mmap=self.mmap, cache=self.cache)
 
-    def _read(self, idx: Location, stored: RangeReader, idx_reader: RangeReader, bin_reader: RangeReader) -> Pair:
-        """Return the pair of an index and its tokens.
+    def _pair(
+        self,
+        idx: Location,
+        stored: RangeReader,
+        readers: Sequence[RangeReader],
+        listed: ListedPair | None = None,
+    ) -> Pair:
+        """Return the pair of an index, fully checked by this process or by another one of this node, and its tokens.
 
         Args:
-            stored: the bytes of the index, from `idx_reader` or fetched again.
+            stored: reader of the bytes of the index.
+            readers: readers of the objects whose marks are kept; the last one reads the tokens.
+            listed: the files in a listing; it has the identity of the index.
         """
-        index = self._parse_index(read_whole(stored), stored, idx)
-        pair = _join(index, bin_reader, dict(idx_reader.identity))
-        seal = find_seal(stored, idx, DIGEST)
-        return replace(pair, marks=version_marks(idx_reader, bin_reader), digest_seal=seal)
+        data, bin_reader = read_whole(stored), readers[-1]
+        seal = find_seal(stored, idx, f"idx {self.multimodal}")  # of what is mapped now
+        num_tokens = seal.read_count()
+        index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
+        if num_tokens is None:
+            seal.write(str(index.num_tokens))
+        surplus = count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)
+        if surplus and may_lack_a_bit(index, surplus):
+            problem = f"{bin_reader.size} bytes, {describe_need(index.counts)}"
+            cause = "as if a bit in the length of its last sequence had flipped"
+            way = "restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
+            raise FormatError(f"{bin_reader.uri}: {problem}, {cause}; {way}")
+        identities = {"idx": listed.identity if listed else dict(readers[0].identity), "bin": bin_reader.identity}
+        return Pair(index, bin_reader, identities, version_marks(*readers), find_seal(stored, idx, DIGEST))
 
     def _open_listed(self, prefix: Location, listed: ListedPair) -> Pair | None:
         """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
         idx, data = prefix + ".idx", listed.index
         try:
-            reader = open_object(idx, cache="disk", found=listed.idx) if data is None else None
-            data = read_whole(reader) if reader else data
-            bin_reader = open_bin(prefix, listed=listed, cache=self.cache)
-            pair = _join(self._parse_index(data, reader, idx), bin_reader, listed.identity)
-            seal = find_seal(reader, idx, DIGEST)
-            return replace(pair, marks=version_marks(bin_reader), digest_seal=seal)
+            stored = open_object(idx, cache="disk", found=listed.idx) if data is None else InMemory(idx.uri, data)
+            return self._pair(idx, stored, [open_bin(prefix, listed=listed, cache=self.cache)], listed)
         except (FormatError, StorageError):
             return None
 
@@ -191,20 +205,6 @@ class _Opening:
         check_pinned(prefix, pinned)
         return pair
 
-    def _parse_index(self, data: memoryview | None, reader: RangeReader | None, idx: Location) -> SequenceIndex:
-        """Return the arrays of an `.idx`, fully checked, by this process or by another one of this node.
-
-        Args:
-            data: its bytes.
-            reader: reader of them; None for bytes of a bundle.
-        """
-        seal = find_seal(reader, idx, f"idx {self.multimodal}")  # of what is mapped now
-        num_tokens = seal.read_count()
-        index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
-        if num_tokens is None:
-            seal.write(str(index.num_tokens))
-        return index
-
 
 def check_pinned(prefix: Location, pinned: ListedPair) -> None:
     """Raise ObjectChangedError if the store has other versions of a pair than the pinned ones, or none."""
@@ -214,16 +214,6 @@ def check_pinned(prefix: Location, pinned: ListedPair) -> None:
             check_unchanged(found.info, head(location, location.settings))
         except ObjectNotFoundError as error:
             raise ObjectChangedError(f"{error}; {pinned.remedy}") from error
-
-
-def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: Mapping[str, Any]) -> Pair:
-    fits = bin_reader.size == index.num_bytes
-    if not fits and may_lack_a_bit(index, count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)):
-        problem = f"{bin_reader.size} bytes, {describe_need(index.counts)}"
-        cause = "as if a bit in the length of its last sequence had flipped"
-        way = "restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
-        raise FormatError(f"{bin_reader.uri}: {problem}, {cause}; {way}")
-    return Pair(index, bin_reader, {"idx": idx_identity, "bin": bin_reader.identity})
 
 
 def check_opened(
@@ -313,10 +303,7 @@ def open_bin(
         stored = _find_remote(tokens, verify)
     else:
         stored = _find_local(prefix, mmap, bool(verify))
-    if verify and stored.codec == "raw" and stored.sums is None:
-        thing = "object" if prefix.local_path is None else "file"
-        needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-        raise ObjectNotFoundError(f"{tokens}{SUMS}: no such {thing}; {needed}")
+    require_sums(tokens, stored.codec, stored.sums is not None)
     return layered(stored.reader, tokens, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +56,7 @@ class SequenceIndex:
         sequence_pointers: first byte of each sequence in the `.bin`, shape (num_sequences,), int64.
         document_indices: first sequence of each document, then num_sequences; shape (num_documents + 1,), int64.
         sequence_modes: mode of each sequence, shape (num_sequences,), int8; None when opened as text.
-        known_tokens: sum of the lengths, if the caller knows it.
+        known_tokens: sum of the lengths, as soon as it is known.
         documents_are_sequences: whether each document is known to be one sequence, without reading the bounds.
         uri: name of the file, for errors.
         reader: reader of the file from which columns are read by ranges; empty for columns in memory.
@@ -111,23 +110,20 @@ class SequenceIndex:
         return self.num_tokens * self.dtype_size
 
     @property
-    def layout(self) -> IdxLayout:
-        """Header of this index."""
-        return IdxLayout(self.dtype, len(self), len(self.document_indices), self.sequence_modes is not None)
-
-    @property
     def counts(self) -> DatasetCounts:
         """Counts and dtype, as a manifest has them."""
         documents, dtype = self.num_documents, self.dtype.__name__
         return {"documents": documents, "sequences": len(self), "tokens": self.num_tokens, "dtype": dtype}
 
-    @cached_property
+    @property
     def num_tokens(self) -> int:
         """Sum of the lengths; before they were checked, the end of the last sequence."""
-        if self.known_tokens is not None or not len(self):
-            return self.known_tokens or 0
-        ends = read_rows([self.sequence_lengths, self.sequence_pointers], len(self) - 1, len(self))
-        return int(ends[0][0]) + int(ends[1][0]) // self.dtype_size
+        if (known := self.known_tokens) is None:
+            last = range(len(self))[-1:]
+            ends = read_rows([self.sequence_lengths, self.sequence_pointers], last.start, last.stop)
+            # No cached_property: the lock of Python 3.11's is held while an index of any source is read.
+            known = vars(self)["known_tokens"] = int(ends[0].sum() + ends[1].sum() // self.dtype_size)
+        return known
 
     def bind(self) -> Sequences:
         """Return lengths and pointers of all sequences, for C."""
@@ -150,7 +146,7 @@ class SequenceIndex:
         for first, (lengths, pointers) in _blocks(self.sequence_lengths, self.sequence_pointers):
             total += check_sequences(lengths, pointers, size, self.uri, first=first, start=total * size)
             yield lengths
-        vars(self)["num_tokens"] = total
+        vars(self)["known_tokens"] = total
 
     def bounds(self) -> Iterator[NDArray[np.int64]]:
         """Yield blocks of document bounds, checked; in all there is one more bound than documents."""
@@ -247,8 +243,8 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, num_tokens: 
     view = memoryview(buffer).cast("B")
     layout = IdxLayout.parse(view, len(view), uri=uri, multimodal=multimodal)
     lengths, pointers, bounds, modes = (np.frombuffer(view, kind, count, at) for at, kind, count in layout.columns)
-    arrays = lengths, pointers, bounds, modes if multimodal else None
-    index = SequenceIndex(layout.dtype, *arrays, num_tokens, uri=uri)
+    columns = lengths, pointers, bounds, modes if multimodal else None
+    index = SequenceIndex(layout.dtype, *columns, num_tokens, uri=uri)
     if num_tokens is None:
         index.check()
     return index
@@ -270,16 +266,13 @@ class CheckedIndex:
     found: Found | None
 
 
-def open_index(
-    reader: RangeReader, uri: str, *, checked: CheckedIndex | None = None, num_tokens: int | None = None
-) -> SequenceIndex:
+def open_index(reader: RangeReader, uri: str, checked: CheckedIndex | None = None) -> SequenceIndex:
     """Return an `.idx` whose columns are read by ranges; only the header is checked.
 
     Args:
         reader: reader of the file.
         uri: name of the file, for errors.
         checked: facts about the file, if it was checked before; the number of tokens is then read with the header.
-        num_tokens: number of tokens, if it is known.
 
     Raises:
         FormatError: the header breaks a rule, or has another number of sequences than `checked`.
@@ -294,11 +287,10 @@ def open_index(
     layout = IdxLayout.parse(header, reader.size, uri=uri)
     if checked and layout.num_sequences != checked.num_sequences:
         raise FormatError(f"{uri}: {layout.num_sequences} sequences, needed {checked.num_sequences}")
-    if values:
-        length, pointer = (int.from_bytes(value, "little", signed=True) for value in values)
-        num_tokens = length + pointer // np.dtype(layout.dtype).itemsize
-    arrays: Any = [RangedArray(reader, at, kind, (count,)) for at, kind, count in layout.columns]
+    length, pointer = (int.from_bytes(value, "little", signed=True) for value in values) if values else (0, 0)
+    num_tokens = length + pointer // np.dtype(layout.dtype).itemsize if values else None
+    arrays: Any = (RangedArray(reader, at, kind, (count,)) for at, kind, count in layout.columns)
     lengths, pointers, bounds, modes = arrays
     columns = lengths, pointers, bounds, modes if layout.has_modes else None
-    documents_are_sequences = bool(checked and checked.documents_are_sequences)
-    return SequenceIndex(layout.dtype, *columns, num_tokens, documents_are_sequences, uri, reader)
+    one_each = bool(checked and checked.documents_are_sequences)
+    return SequenceIndex(layout.dtype, *columns, num_tokens, one_each, uri, reader)

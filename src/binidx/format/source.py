@@ -12,7 +12,8 @@ A command on a virtual merge therefore writes, byte for byte, what it writes for
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_file import Report, check_bin_size, did_you_mean, find_bin
+from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sequence_index import SequenceIndex, open_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
@@ -32,20 +33,66 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, layered, open_object, open_stored
 from binidx.storage.ranges import as_block_reader
-from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
+from binidx.storage.requests.remote_object import (
+    Found,
+    find_object,
+    head,
+    object_exists,
+    object_identity,
+    recorded_object,
+)
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
 
-class _CheckedSource:
-    """Checks of a source against its `.idx`."""
+class DatasetFiles:
+    """Files of a dataset that is read from end to end, or planned: a pair, or the parts of a virtual merge."""
 
     prefix: Location
     bin: Location
+    codec: str
+    mixed: bool
+    num_parts: int
+    opened: Mapping[str, Any]
+    pairs: Sequence[PairSource]
+    sums: Location | None
     plain_bytes: Callable[[], int]
+    open_idx: Callable[[], RangeReader]
     listed_sidecars: frozenset[str] | None = None
     """Suffixes of the sidecars in a listing of the folder; None if it was not listed."""
+
+    @property
+    def index(self) -> SequenceIndex:
+        """The `.idx`, whose columns are read by ranges; of a virtual merge the one that a merge would write."""
+        if "_index" not in vars(self):  # no cached_property: Python 3.11's lets one thread at a time open any source
+            self._index = open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
+        return self._index
+
+    @property
+    def idx_bytes(self) -> int:
+        """Size of the `.idx`; of a virtual merge, of those of all parts."""
+        return int(self.opened["idx"]["size"])
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the object that holds the tokens; of a virtual merge, of those of all parts."""
+        return int(self.opened["bin"]["size"])
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the tokens, or some of them, are compressed."""
+        return self.mixed or self.codec != "raw"
+
+    @property
+    def checked(self) -> bool:
+        """Whether readers compare the tokens with checksums; those of parts are not looked up."""
+        return self.sums is not None and compares_sums(self.prefix)
+
+    @property
+    def block_bytes(self) -> int:
+        """Smallest read: a zstd frame, or a block with a checksum; of parts, which are not opened, the usual size."""
+        return max(codec_named(pair.codec).block_bytes for pair in self.pairs)
 
     def part_counts(self) -> list[tuple[PairSource, DatasetCounts]]:
         """Return the parts of a virtual merge with the counts of their `.idx` files."""
@@ -82,7 +129,7 @@ class _CheckedSource:
         return self.manifest is not None or any(of_parts)
 
 
-class PairSource(_CheckedSource):
+class PairSource(DatasetFiles):
     """`.idx` and tokens under one prefix, to be read from end to end.
 
     Args:
@@ -105,21 +152,17 @@ class PairSource(_CheckedSource):
 
     def __init__(self, prefix: Location, *, distrust_sums: bool = False, listed: ListedPair | None = None) -> None:
         self.prefix, self.uris, self.pairs = prefix, {prefix.absolute}, [self]
-        self._listed, self.listed_sidecars = listed, listed.sidecars if listed else None
-        tokens = prefix + ".bin" if listed else find_bin(prefix)
-        if tokens is None:
-            thing = "object" if prefix.local_path is None else "file"
-            raise ObjectNotFoundError(f"{prefix}.bin: no such {thing}{did_you_mean(prefix)}")
-        self.bin, self.codec = tokens, codec_of(tokens.uri)
-        sums = tokens + SUMS
-        has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums)
-        self.sums = sums if has_sums and not distrust_sums else None
-        self.opened = self.identity(listed)
+        self.listed_sidecars = listed.sidecars if listed else None
+        self._found = found = listed or look_up_pair(prefix)
+        self.bin = prefix + found.bin.info.uri.removeprefix(prefix.uri)
+        self.codec = codec_of(self.bin.uri)
+        self.sums = self.bin + SUMS if found.sums and not distrust_sums else None
+        self.opened = self.identity(found)
 
     def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
         """Return the identities of both files in JSON values: those of `listed` if given, else from the store now."""
         if listed:
-            tokens, index = dict(listed.bin.info.identity), listed.identity
+            tokens, index = dict(listed.bin.info.identity), dict(listed.identity)
         else:
             tokens, index = object_identity(self.bin), object_identity(self.prefix + ".idx")
         return {"uri": self.prefix.absolute, "bin": tokens, "idx": index}
@@ -142,17 +185,14 @@ class PairSource(_CheckedSource):
         """Check of the tokens when they are read: "checksums", that of the codec ("frames" of zstd), or None."""
         return "checksums" if self.sums else codec_named(self.codec).checked_by
 
+    @property
+    def block_bytes(self) -> int:
+        blocks = as_block_reader(self.plain) if self.checked or self.compressed else None
+        return blocks.block_bytes if blocks else 1
+
     def plain_bytes(self) -> int:
         """Return the number of uncompressed bytes of the tokens, including bytes after the last sequence."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.plain.size
-
-    def open_index(self, num_tokens: int | None = None) -> SequenceIndex:
-        """Open the `.idx` to be read in blocks.
-
-        Args:
-            num_tokens: number of tokens, if it is known.
-        """
-        return open_index(self.open_idx(), f"{self.prefix}.idx", num_tokens=num_tokens)
 
     def open_idx(self) -> RangeReader:
         """Open the `.idx`. It is not mapped: mapped pages count as memory of this process until others need them."""
@@ -165,9 +205,7 @@ class PairSource(_CheckedSource):
         Args:
             mmap: whether a local file is mapped; its pages then count as memory of this process.
         """
-        sums = None
-        if self.sums is not None:
-            sums = open_stored(self.sums, found=self._listed.sums if self._listed else None)
+        sums = None if self.sums is None else open_stored(self.sums, found=self._found.sums)
         tokens = open_stored(self.bin, mmap=mmap, found=recorded_object(self.bin.uri, self.opened["bin"]))
         return layered(tokens, self.bin, sums=sums, cache=False)
 
@@ -175,10 +213,12 @@ class PairSource(_CheckedSource):
         """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
         return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
-    @cached_property
+    @property
     def plain(self) -> RangeReader:
         """Reader of the plain bytes, opened once."""
-        return self.open_plain()
+        if "_plain" not in vars(self):
+            self._plain = self.open_plain()
+        return self._plain
 
     def token_digests(self) -> dict[str, str]:
         """Return digests of files that describe the tokens: that of the codec and "manifest", as far as there are any.
@@ -208,7 +248,7 @@ class PairSource(_CheckedSource):
         return [SourcePiece(reader, *where) for where in joining.pieces(self.plain)]
 
 
-class VirtualSource(_CheckedSource):
+class VirtualSource(DatasetFiles):
     """Parts of a virtual merge as one dataset. Attributes and methods are those of `PairSource`.
 
     Attributes:
@@ -235,7 +275,7 @@ class VirtualSource(_CheckedSource):
         self.uris = {prefix.absolute}.union(*(pair.uris for pair in self.pairs))
         codecs = {pair.codec for pair in self.pairs}
         self.mixed = len(codecs) > 1
-        self.codec = "raw" if self.mixed else codecs.pop()
+        self.codec = "raw" if self.mixed else self.pairs[0].codec
         self.has_stored_form = self.codec == "raw" or codec_named(self.codec).joining is not None
         parts.check([pair.opened for pair in self.pairs])
         sizes = {end: sum(int(pair.opened[end]["size"]) for pair in self.pairs) for end in ("bin", "idx")}
@@ -273,15 +313,12 @@ class VirtualSource(_CheckedSource):
     @cached_property
     def _indices(self) -> Sequence[SequenceIndex]:
         """Indices of the parts. FormatError: one has another dtype or count than listed."""
-        parts = zip(self.pairs, self._parts.parts, strict=True)
-        return self._parts.check_counts(OPENS.map(lambda both: both[0].open_index(both[1].tokens), [*parts]))
+        parts = zip(OPENS.map(lambda pair: pair.index, self.pairs), self._parts.parts, strict=True)
+        return self._parts.check_counts([replace(index, known_tokens=part.tokens) for index, part in parts])
 
     def part_at(self, position: int) -> str:
         """Return the prefix of the part that holds the byte at `position` of the uncompressed tokens."""
         return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix.uri
-
-    def open_index(self) -> SequenceIndex:
-        return open_index(self.open_idx(), self.bin.uri)
 
     def open_idx(self) -> RangeReader:
         """Open the `.idx` that a merge would write."""
@@ -328,6 +365,21 @@ def open_source(
     pair = functools.partial(PairSource, prefix, distrust_sums=distrust_sums, listed=listed)
     parts: Callable[[VirtualParts], PairSource | VirtualSource] = functools.partial(VirtualSource, prefix)
     return pair_or_parts(prefix, pair, parts)
+
+
+def look_up_pair(prefix: Location) -> ListedPair:
+    """Return the files of a pair as the store reports them now.
+
+    Raises:
+        ObjectNotFoundError: the `.idx` or the `.bin` is missing.
+    """
+    tokens = look_up_bin(prefix)
+    if tokens is None:
+        thing = "object" if prefix.local_path is None else "file"
+        raise ObjectNotFoundError(f"{prefix}.bin: no such {thing}{did_you_mean(prefix)}")
+    is_plain = codec_of(tokens.info.uri) == "raw"
+    sums = find_object(prefix + f".bin{SUMS}", refused_is_absent=False) if is_plain else None
+    return ListedPair(Found(head(prefix + ".idx", prefix.settings)), tokens, sums)
 
 
 def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:

@@ -35,7 +35,7 @@ import numpy as np
 import xxhash
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.idx import DType, format_idx_header
+from binidx.format.idx import DType, IdxLayout, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sequence_index import SequenceIndex
 from binidx.json_models import Count, JsonFile, tolerate_all
@@ -257,12 +257,10 @@ def is_multimodal(parts: Sequence[SequenceIndex]) -> bool:
     Raises:
         FormatError: those of some parts have modes and those of others have none.
     """
-    without, some = (
-        [part for part in parts if len(part) and (part.sequence_modes is None) is missing] for missing in (True, False)
-    )
-    if without and some:
-        raise FormatError(f"{without[0].uri}: no modes, {some[0].uri} has them; needed all with or all without")
-    return bool(some)
+    some = {part.sequence_modes is not None: part for part in parts if len(part)}
+    if len(some) == 2:
+        raise FormatError(f"{some[False].uri}: no modes, {some[True].uri} has them; needed all with or all without")
+    return True in some
 
 
 def concatenate_indices(parts: Sequence[SequenceIndex]) -> SequenceIndex:
@@ -304,7 +302,8 @@ def join_indices(uri: str, parts: Sequence[SequenceIndex]) -> JoinedReader:
         FormatError: some parts have modes and others have none; parts without sequences fit either way.
     """
     header = format_idx_header(parts[0].dtype, sum(map(len, parts)), sum(part.num_documents for part in parts) + 1)
-    lengths, pointers, bounds, modes = zip(*(part.layout.columns for part in parts), strict=True)
+    layouts = [IdxLayout(part.dtype, len(part), part.document_count, part.sequence_modes is not None) for part in parts]
+    lengths, pointers, bounds, modes = zip(*(layout.columns for layout in layouts), strict=True)
     bytes_before = accumulate((part.num_bytes for part in parts), initial=0)
     sequences_before = accumulate(map(len, parts), initial=0)
     pieces: list[tuple[RangeReader, int, int]] = [(InMemory(uri, header), 0, len(header))]

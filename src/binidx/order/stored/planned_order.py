@@ -32,7 +32,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_file import strip_bin_suffix
+from binidx.format.bin_file import compares_sums, strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.tokens import PlainTokens
 from binidx.format.virtual import named_location
@@ -401,12 +401,11 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
         ObjectChangedError: it is another version, as far as that is known before it is read.
         ObjectNotFoundError: the settings require checksums, and there were none.
     """
-    verify, codec = location.settings.verify, codec_of(location.uri)
-    if verify and codec == "raw" and file.sums is None:
+    codec = codec_of(location.uri)
+    if location.settings.verify and codec == "raw" and file.sums is None:
         raise ObjectNotFoundError(f"{location}{SUMS}: not there when the plan was written; BINIDX_VERIFY=1 needs it")
     stored = _open_version(location, file.identity, mmap)
-    checks = verify if location.local_path is not None else verify is not False
-    sums = _open_version(location + SUMS, file.sums, mmap) if file.sums and checks else None
+    sums = _open_version(location + SUMS, file.sums, mmap) if file.sums and compares_sums(location) else None
     return layered(stored, location, sums=sums, codec=codec)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import redacted
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
-from binidx.format.summary import DatasetSummary
+from binidx.format.source import DatasetFiles
 from binidx.index.cache.inspection import CacheState
 from binidx.run.plan.forecast import Amounts, blend_bytes, gpt_index_bytes
 from binidx.run.plan.inventory import RunInventory
@@ -101,7 +101,7 @@ class PlaceRate:
 def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
     """Return the cost of a start for each bucket, by its URI, when all indices are cached."""
     config, costs = inventory.run.config, defaultdict[str, StartCost](StartCost)
-    remote = [summary for summary in inventory.summaries.values() if summary.location.local_path is None]
+    remote = [dataset for dataset in inventory.datasets.values() if dataset.prefix.local_path is None]
     directory = config.path_to_cache and Location(config.path_to_cache, config.storage_options)
     pins, pinned = PinnedFile.of(config), set[str]()
     if pins is not None and pins.location.local_path is None:
@@ -110,22 +110,22 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
             num_bytes = object_identity(pins.location)["size"]
             costs[pins.location.place] += StartCost(NONE, _gets(num_bytes), num_bytes)
             pinned = {*content[0].pairs}
-    listed = [summary.location for summary in remote if summary.location.uri not in pinned]
+    listed = [dataset.prefix for dataset in remote if dataset.prefix.uri not in pinned]
     for group in group_prefixes(listed):
         if isinstance(group[0].store, ListableStore):
             costs[group[0].place] += StartCost(_lists(len(group)))
     bundled: set[str] = set()
     if directory and len(remote) >= MIN_LISTED_PREFIXES:
-        idx = {each.prefix: each.identities["idx"] for each in remote if each.prefix in inventory.listed}
+        idx = {each.prefix.uri: each.opened["idx"] for each in remote if each.prefix.uri in inventory.listed}
         bundled = {*select_bundled(idx)}
-        num_bytes = sum(each.idx_bytes for each in remote if each.prefix in bundled)
+        num_bytes = sum(each.idx_bytes for each in remote if each.prefix.uri in bundled)
         if directory.local_path is None:
             costs[directory.place] += StartCost(StartRequests(heads=1), _gets(num_bytes), num_bytes)
-    for summary in remote:
-        num_bytes = 0 if summary.prefix in bundled else summary.idx_bytes
-        files = _gets(num_bytes, max(summary.num_parts, 1)) if num_bytes else NONE
-        opened = _requests_of_source(summary, listed=summary.prefix in inventory.listed | pinned)
-        costs[summary.location.place] += StartCost(opened, files, num_bytes)
+    for dataset in remote:
+        num_bytes = 0 if dataset.prefix.uri in bundled else dataset.idx_bytes
+        files = _gets(num_bytes, max(dataset.num_parts, 1)) if num_bytes else NONE
+        opened = _requests_of_source(dataset, listed=dataset.prefix.uri in inventory.listed | pinned)
+        costs[dataset.prefix.place] += StartCost(opened, files, num_bytes)
     for index in inventory.indices:
         at = directory or Location(index.wanted.prefix, config.storage_options)
         if index.plan and index.cache.state not in (CacheState.SMALL_ONE, CacheState.UNNAMED) and at.local_path is None:
@@ -138,17 +138,17 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
     return costs
 
 
-def _requests_of_source(summary: DatasetSummary, *, listed: bool) -> StartRequests:
+def _requests_of_source(dataset: DatasetFiles, *, listed: bool) -> StartRequests:
     """Return the requests by which each process opens a pair, or the parts of a virtual merge."""
-    sums = StartRequests(gets=int(summary.checked))
+    sums = StartRequests(gets=int(dataset.checked))
     if listed:
         return sums
-    pair = ALONE + sums + (COMPRESSED if summary.compressed else NONE)
-    if not summary.num_parts:
+    pair = ALONE + sums + (COMPRESSED if dataset.compressed else NONE)
+    if not dataset.num_parts:
         return pair
-    if summary.num_parts < MIN_LISTED_PREFIXES or not isinstance(summary.location.store, ListableStore):
-        return VIRTUAL + pair.times(summary.num_parts)
-    return VIRTUAL + _lists(summary.num_parts) + (pair.times(summary.num_parts) if summary.compressed else NONE)
+    if dataset.num_parts < MIN_LISTED_PREFIXES or not isinstance(dataset.prefix.store, ListableStore):
+        return VIRTUAL + pair.times(dataset.num_parts)
+    return VIRTUAL + _lists(dataset.num_parts) + (pair.times(dataset.num_parts) if dataset.compressed else NONE)
 
 
 def _lists(num_prefixes: int) -> StartRequests:

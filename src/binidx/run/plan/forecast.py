@@ -33,7 +33,7 @@ from typing import Self
 
 import numpy as np
 
-from binidx.format.summary import DatasetSummary
+from binidx.format.source import DatasetFiles
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
@@ -44,7 +44,7 @@ from binidx.storage.cache.block_files import CHUNK_BYTES
 from binidx.storage.cache.filling import EXTENT_BYTES, PAYING_SHARE, paying_share
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import SUM_BYTES, SUMMED_BYTES
-from binidx.storage.open import SEGMENTS, open_stored, suffix_of
+from binidx.storage.open import SEGMENTS, open_stored
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
 from binidx.storage.store_protocols import Prices
@@ -270,7 +270,7 @@ class Costs:
     """Forecast for one source of a training run: its size, its use, and the requests and bytes of reading it.
 
     Attributes:
-        summary: sizes and counts of the source's files.
+        dataset: sizes and counts of the source's files.
         documents: number of sequences in the source's train split.
         tokens: number of tokens in the source's train split.
         samples: number of samples served from the source, summed over all ranks.
@@ -282,7 +282,7 @@ class Costs:
         fill: forecast of the background fill of that cache; None: loaders fill nothing, whatever the share.
     """
 
-    summary: DatasetSummary
+    dataset: DatasetFiles
     documents: int
     tokens: int
     samples: float
@@ -319,41 +319,42 @@ def source_costs(
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
     each_read = at_once or min(SAMPLES_IN_GROUP, run.micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
-    summaries = inventory.summaries.values()
-    remote_bytes = sum(own.plain_bytes for own in summaries if own.location.local_path is None)
-    compressed_bytes = sum(own.plain_bytes for own in summaries if own.compressed and own.plain_bytes > STORE.largest)
+    datasets = inventory.datasets.values()
+    remote_bytes = sum(own.index.num_bytes for own in datasets if own.prefix.local_path is None)
+    compressed = [own.index.num_bytes for own in datasets if own.compressed]
+    compressed_bytes = sum(num_bytes for num_bytes in compressed if num_bytes > STORE.largest)
     costs = []
     for index, share in inventory.shares():
-        summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
+        dataset, samples, epoch = inventory.datasets[index.wanted.prefix], num_samples * share, index.tokens / length
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
         reading, epoch_bytes, fill = NOTHING, 0.0, None
-        if summary.location.local_path is None:
-            ranges = pieces, (length + extra) * summary.index.dtype_size / pieces
-            medium, settings = medium_of(summary), summary.location.settings
+        if dataset.prefix.local_path is None:
+            ranges = pieces, (length + extra) * dataset.index.dtype_size / pieces
+            medium, settings = medium_of(dataset), dataset.prefix.settings
             limit = math.inf if settings.cache_bytes is None else settings.cache_bytes
             fill = forecast_fill(settings, medium, link, ranges, samples / nodes, limit / max(remote_bytes, 1))
             reading, epoch_bytes = _traffic(
-                run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
+                run, dataset, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
             )
             if fill is not None and fill.node_bytes:
                 part = fill.node_bytes / medium.plain_bytes
                 filled = ReadCost(ceil(fill.node_bytes / EXTENT_BYTES), part * medium.stored_bytes)
                 reading = filled.times(nodes) + reading.times(1 - part)
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
-        prices = open_store(summary.prefix, run.config.storage_options).prices()
-        costs.append(Costs(summary, *counts, prices, pieces, reading, epoch_bytes, fill))
+        prices = open_store(dataset.prefix.uri, run.config.storage_options).prices()
+        costs.append(Costs(dataset, *counts, prices, pieces, reading, epoch_bytes, fill))
     return costs
 
 
-def medium_of(summary: DatasetSummary) -> Medium:
+def medium_of(dataset: DatasetFiles) -> Medium:
     """Return the parameters of the `.bin` of a remote source."""
-    sizes = max(summary.plain_bytes, 1), max(summary.stored_bytes, 1)
-    return Medium(*sizes, summary.location.store.max_gap, summary.block_bytes, MAX_REQUEST)
+    sizes = max(dataset.index.num_bytes, 1), max(dataset.stored_bytes, 1)
+    return Medium(*sizes, dataset.prefix.store.max_gap, dataset.block_bytes, MAX_REQUEST)
 
 
 def _traffic(
     run: Run,
-    summary: DatasetSummary,
+    dataset: DatasetFiles,
     samples: float,
     epoch_samples: float,
     ranges: tuple[float, float],
@@ -368,7 +369,7 @@ def _traffic(
         compressed_bytes: plain bytes of all compressed sources that are cached in segments.
     """
     pieces, piece_bytes = ranges
-    settings, medium = summary.location.settings, medium_of(summary)
+    settings, medium = dataset.prefix.settings, medium_of(dataset)
 
     def fill(samples: float, caches: int, chunk_bytes: int) -> ReadCost:
         return cache_fill_cost(medium, samples * pieces / caches, piece_bytes, chunk_bytes)
@@ -376,17 +377,17 @@ def _traffic(
     disk_chunk, ranks = settings.cache_chunk_bytes or CHUNK_BYTES, run.data_parallel_size
     if settings.cache_dir is not None:
         reading = fill(samples, nodes, disk_chunk).times(nodes)
-    elif summary.plain_bytes <= STORE.largest:
+    elif dataset.index.num_bytes <= STORE.largest:
         reading = fill(samples, ranks, CHUNK_BYTES).times(ranks)
-    elif summary.compressed and compressed_bytes <= SEGMENTS.budget:
-        reading = fill(samples, ranks, summary.block_bytes).times(ranks)
+    elif dataset.compressed and compressed_bytes <= SEGMENTS.budget:
+        reading = fill(samples, ranks, dataset.block_bytes).times(ranks)
     else:
         # Fewer than one sample of this source in a read: then as many reads as samples have one of it.
         at_once = max(at_once, 1.0)
-        missing = 1 - (SEGMENTS.budget / compressed_bytes if summary.compressed else 0)
+        missing = 1 - (SEGMENTS.budget / compressed_bytes if dataset.compressed else 0)
         reading = vectored_read_cost(medium, pieces * at_once, piece_bytes).times(samples / at_once * missing)
-    if summary.checked and samples:
-        reading += ReadCost(ranks * ceil(summary.plain_bytes / SUMS_COVER), 0.0)
+    if dataset.checked and samples:
+        reading += ReadCost(ranks * ceil(dataset.index.num_bytes / SUMS_COVER), 0.0)
     return reading, fill(epoch_samples, nodes, disk_chunk).num_bytes
 
 
@@ -394,13 +395,13 @@ def total_costs(costs: Sequence[Costs]) -> ReadCost:
     return sum((cost.reading for cost in costs), NOTHING)
 
 
-def measure_link(summary: DatasetSummary) -> Link:
+def measure_link(dataset: DatasetFiles) -> Link:
     """Measure the link to a store by requests for tokens of a dataset: PROBES small ones, then 8 MiB at once.
 
     Raises:
         StorageError: the store does not respond.
     """
-    tokens = summary.location + ".bin" + suffix_of(summary.codec)
+    tokens = dataset.bin
     reader = open_stored(tokens)
     times = []
     for number in range(PROBES + 1):

@@ -1,6 +1,6 @@
 """State of a run's data and caches, read from the heads of its files and the manifests of its caches.
 
-prefixes   ─► summaries    some dozens of bytes of each `.idx`
+prefixes   ─► headers      some dozens of bytes of each `.idx`, or a small one whole
            ─► exact tokens of each split, hence samples, epochs and sizes of indices
 caches     ─► manifests    present, missing or stale; no array is read
 """
@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.errors import IndexBuildError
-from binidx.format.prefix_listing import list_pairs
-from binidx.format.summary import DatasetSummary, read_summary
+from binidx.errors import FormatError, IndexBuildError
+from binidx.format.bin_file import require_sums
+from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.sequence_index import SequenceIndex
+from binidx.format.source import DatasetFiles, open_source
 from binidx.index.blend import normalize
 from binidx.index.cache.inspection import CacheState, IndexFilesState, inspect_index, read_order_change
 from binidx.index.cache.manifest import Fields, get_idx_identity
@@ -76,7 +80,7 @@ class RunInventory:
 
     Attributes:
         run: the run.
-        summaries: size and version of the data of each source, by prefix.
+        datasets: size and version of the data of each source, by prefix.
         indices: the index of each split of each prefix.
         blends: the blend of each split of several prefixes.
         listed: the prefixes that are opened by a listing of their folder.
@@ -84,7 +88,7 @@ class RunInventory:
     """
 
     run: Run
-    summaries: Mapping[str, DatasetSummary]
+    datasets: Mapping[str, DatasetFiles]
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
     listed: Set[str]
@@ -133,35 +137,68 @@ def take_inventory(run: Run) -> RunInventory:
     prefixes = [*dict.fromkeys(source.prefix for source in sources)]
     locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
     listed = list_pairs(locations)
-    summaries = dict(zip(prefixes, OPENS.map(lambda at: read_summary(at, listed.get(at.uri)), locations), strict=True))
-    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, sources), summaries.values()), strict=True))
+    opened = OPENS.map(lambda prefix: open_files(prefix, listed.get(prefix.uri)), locations)
+    datasets = dict(zip(prefixes, opened, strict=True))
+    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, sources), datasets.values()), strict=True))
     indices = OPENS.map(
-        lambda source: _take_index(source, summaries[source.prefix], bounds[source.prefix], run.config), sources
+        lambda source: _take_index(source, datasets[source.prefix], bounds[source.prefix], run.config), sources
     )
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
     parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
     uncounted = [f"order: {name_order(run.config.order)}: {text}" for text in parts]
-    return RunInventory(run, summaries, indices, blends, listed.keys(), uncounted)
+    return RunInventory(run, datasets, indices, blends, listed.keys(), uncounted)
 
 
-def _bounds(sources: Sequence[SourceRequest], summary: DatasetSummary) -> dict[int, int]:
+def open_files(prefix: Location, listed: ListedPair | None) -> DatasetFiles:
+    """Open the files of a dataset; the parts of a virtual merge are not compared with their `.idx` here.
+
+    Raises:
+        ObjectNotFoundError: there is no dataset, or no checksums although the settings require them.
+        ObjectChangedError: a part of a virtual merge was replaced since the list of parts was written.
+        FormatError: a header breaks a rule, or the `.bin` is shorter than its `.idx` requires.
+    """
+    dataset = open_source(prefix, listed=listed)
+    if not dataset.num_parts:
+        require_sums(dataset.bin, dataset.codec, dataset.sums is not None)
+        dataset.check_size(dataset.index.counts)
+    return dataset
+
+
+def _bounds(sources: Sequence[SourceRequest], dataset: DatasetFiles) -> dict[int, int]:
     """Return the number of tokens before the first sequence of each split of a prefix, and before its end; one read."""
-    splits = [source.split_documents(len(summary.index)) for source in sources if source.prefix == summary.prefix]
-    ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
-    return dict(zip(ends, summary.tokens_before(ends), strict=True))
+    splits = [source.split_documents(len(dataset.index)) for source in sources if source.prefix == dataset.prefix.uri]
+    return count_tokens_before(
+        dataset.index, {end for documents in splits for end in (documents.start, documents.stop)}
+    )
+
+
+def count_tokens_before(index: SequenceIndex, ends: Set[int]) -> dict[int, int]:
+    """Return the number of tokens before each of these sequences, before the first and before the end of all.
+
+    Pointers are a running sum, so the tokens of any run of sequences, such as a split, follow from two of them.
+
+    Raises:
+        FormatError: the pointers decrease, or exceed the number of tokens.
+    """
+    inside = sorted(end for end in ends if 0 < end < len(index))
+    pointers = index.sequence_pointers[np.array(inside, np.int64)]
+    bounds = [0, *(pointers // index.dtype_size).tolist(), index.num_tokens]
+    if bounds != sorted(bounds):
+        raise FormatError(f"{index.uri}: pointers {bounds} fall, or leave {index.num_tokens} tokens")
+    return dict(zip([0, *inside, len(index)], bounds, strict=True))
 
 
 def _take_index(
-    wanted: SourceRequest, summary: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
+    wanted: SourceRequest, dataset: DatasetFiles, bounds: Mapping[int, int], config: GPTDatasetConfig
 ) -> IndexInventory:
     """Return the state of one index, by its manifest.
 
     Args:
         wanted: the index that the run needs.
-        summary: size and version of the data of its prefix.
+        dataset: size and version of the data of its prefix.
         bounds: number of tokens before the split's first sequence, and before the one after its last, by sequence.
     """
-    documents = wanted.split_documents(len(summary.index))
+    documents = wanted.split_documents(len(dataset.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
     parameters = wanted.parameters
     options = parameters.fingerprint(documents)
@@ -176,7 +213,7 @@ def _take_index(
     if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
         cache = IndexFilesState(CacheState.SMALL_ONE)
     else:
-        idx = {} if summary.num_parts else get_idx_identity(summary.location + ".idx", summary.identities["idx"])
+        idx = {} if dataset.num_parts else get_idx_identity(dataset.prefix + ".idx", dataset.opened["idx"])
         cache = inspect_index(wanted.index_name().files, options, idx)
     return IndexInventory(wanted, len(documents), end - begin, options, plan, order, cache)
 

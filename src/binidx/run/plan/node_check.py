@@ -14,14 +14,13 @@ import numpy as np
 
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import BinidxError, redacted
-from binidx.format.summary import DatasetSummary
+from binidx.format.source import DatasetFiles
 from binidx.index.cache.index_files import recorded_name
 from binidx.run.plan.forecast import measure_link
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import directory_of_index, place_of_cache
 from binidx.storage.location import Location
-from binidx.storage.open import suffix_of
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
@@ -72,14 +71,14 @@ def check_node(run: Run, *, nodes: int = 1) -> list[NodeCheck]:
 
 def _check_stores(plan: RunPlan) -> Iterator[NodeCheck]:
     """Measure the largest dataset of each bucket."""
-    largest: dict[str, DatasetSummary] = {}
-    for summary in sorted(plan.inventory.summaries.values(), key=lambda summary: summary.stored_bytes):
-        if summary.location.local_path is None and summary.stored_bytes and not summary.num_parts:
-            largest[summary.location.place] = summary
-    for place, summary in largest.items():
+    largest: dict[str, DatasetFiles] = {}
+    for dataset in sorted(plan.inventory.datasets.values(), key=lambda dataset: dataset.stored_bytes):
+        if dataset.prefix.local_path is None and dataset.stored_bytes and not dataset.num_parts:
+            largest[dataset.prefix.place] = dataset
+    for place, dataset in largest.items():
         try:
-            link = measure_link(summary)
-            refused = _count_refused(summary)
+            link = measure_link(dataset)
+            refused = _count_refused(dataset)
         except BinidxError as error:
             yield NodeCheck(redacted(place), FAILED, str(error))
             continue
@@ -88,9 +87,9 @@ def _check_stores(plan: RunPlan) -> Iterator[NodeCheck]:
         yield NodeCheck(redacted(place), WARNING if refused else OK, f"{speed}, {requests}")
 
 
-def _count_refused(summary: DatasetSummary) -> int:
+def _count_refused(dataset: DatasetFiles) -> int:
     """Return how many of many small requests that are sent at once the store refuses."""
-    reader = RemoteObject(summary.location + ".bin" + suffix_of(summary.codec))
+    reader = RemoteObject(dataset.bin)
     starts = np.linspace(0, max(reader.size - PROBE_BYTES, 0), NUM_PROBES).astype(np.int64).tolist()
     reader.read([(start, min(start + PROBE_BYTES, reader.size)) for start in starts])
     return reader.stats.refused
@@ -129,7 +128,7 @@ def _check_directory(directory: str, needed: float, content: str) -> NodeCheck:
 def _check_caches(plan: RunPlan) -> Iterator[NodeCheck]:
     """Write, read and remove an object where the indices of the run are kept."""
     config = plan.inventory.run.config
-    prefixes = [*plan.inventory.summaries]
+    prefixes = [*plan.inventory.datasets]
     directory = config.path_to_cache or f"{prefixes[0]}/cache/{recorded_name(GPTDataset)}_indices"
     canary = Location(directory, config.storage_options) / f"check-{uuid.uuid4().hex}.tmp"
     content, began = uuid.uuid4().hex.encode(), time.time()

@@ -92,7 +92,7 @@ class RunPlan:
     def _repr_html_(self) -> str:
         head = ("source", "documents", "tokens", "epochs", "repeated documents")
         rows = [
-            (cost.summary.prefix, cost.documents, cost.tokens, cost.epochs, cost.repeated_documents)
+            (cost.dataset.prefix.uri, cost.documents, cost.tokens, cost.epochs, cost.repeated_documents)
             for cost in self.costs
         ]
         steps = "no end" if self.num_steps is None else f"{self.num_steps:,} steps"
@@ -114,7 +114,7 @@ class RunPlan:
 
     @property
     def is_remote(self) -> bool:
-        return any(summary.location.local_path is None for summary in self.inventory.summaries.values())
+        return any(dataset.prefix.local_path is None for dataset in self.inventory.datasets.values())
 
     @property
     def reading(self) -> ReadCost:
@@ -140,7 +140,7 @@ class RunPlan:
         rates: dict[str, PlaceRate] = {}
         for cost in self.costs:
             if cost.reading.requests:
-                place = cost.summary.location.place
+                place = cost.dataset.prefix.place
                 before = rates[place].requests_per_second if place in rates else 0.0
                 rates[place] = PlaceRate(place, before + cost.reading.requests * per_request, cost.prices)
         return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
@@ -241,9 +241,9 @@ def _source_row(costs: Costs) -> dict[str, Any]:
     counts = ("store", "documents", "tokens", "samples", "epochs", "repeated_documents", "pieces_per_sample")
     sizes = ("stored_bytes", "idx_bytes", "compressed", "checked", "num_parts")
     return {
-        "prefix": costs.summary.prefix,
+        "prefix": costs.dataset.prefix.uri,
         **{name: getattr(costs, name) for name in counts},
-        **{name: getattr(costs.summary, name) for name in sizes},
+        **{name: getattr(costs.dataset, name) for name in sizes},
         **vars(costs.reading),
         "cache_fill": None if costs.fill is None else vars(costs.fill),
     }
@@ -285,9 +285,9 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
     steps = order.num_steps() if order else run.first_step
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
-    summaries = inventory.summaries.values()
-    remote = [summary for summary in summaries if summary.location.local_path is None and not summary.num_parts]
-    largest = max(remote, key=lambda summary: summary.stored_bytes, default=None)
+    datasets = inventory.datasets.values()
+    remote = [dataset for dataset in datasets if dataset.prefix.local_path is None and not dataset.num_parts]
+    largest = max(remote, key=lambda dataset: dataset.stored_bytes, default=None)
     link = measure_link(largest) if largest and largest.stored_bytes else None
     costs = source_costs(inventory, num_samples, nodes=nodes, link=link)
     changes = order_changes(inventory)
@@ -348,7 +348,7 @@ def _advice(plan: RunPlan) -> Iterator[str]:
     if slow is not None and slow.seconds_at_limit >= LONG_START_SECONDS:
         limit = f"{slow.seconds_at_limit:,.0f} s at the {slow.prices.reads_per_second:,.0f} a second that it publishes"
         requests = f"{slow.requests.total:,} requests to {redacted(slow.place)}, {limit}"
-        if (sources := len(inventory.summaries)) > 1:
+        if (sources := len(inventory.datasets)) > 1:
             yield f"binidx merge: a start opens {sources:,} prefixes on each rank: {requests}"
         reads = f"no .idx and no index; without it all ranks send {requests}"
         yield f"binidx prepare read-plan: a start with it reads {reads}"
@@ -359,7 +359,7 @@ def _advice(plan: RunPlan) -> Iterator[str]:
     a_batch = plan.reading.requests / samples * run.micro_batch_size
     if plan.exceeds_a_limit and a_batch > 2:
         yield f"binidx prepare bake: {a_batch:,.1f} requests for each micro-batch, 1 of a baked run"
-    stored = sum(cost.summary.stored_bytes for cost in plan.costs if cost.reading.requests)
+    stored = sum(cost.dataset.stored_bytes for cost in plan.costs if cost.reading.requests)
     if plan.nodes > 1 and plan.reading.num_bytes > max(2 * stored, LARGE_BYTES):
         times = f"{bytes_text(plan.reading.num_bytes)} of {bytes_text(stored)} that are stored"
         yield f"cache_dir on a file system that all nodes share: they fetch {times}, such a cache each byte once"
@@ -414,7 +414,7 @@ def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
     for cost in sorted(costs, key=lambda cost: -cost.epochs):
         if cost.epochs > MAX_EPOCHS:
             yield (
-                f"{cost.summary.prefix}: read {cost.epochs:.1f} times; after about "
+                f"{cost.dataset.prefix.uri}: read {cost.epochs:.1f} times; after about "
                 f"{MAX_EPOCHS:.0f} passes repeated tokens teach less"
             )
 

@@ -1,4 +1,4 @@
-"""What some dozens of bytes tell of a dataset is what its arrays say."""
+"""What the plan of a run reads of a dataset is what its arrays say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.summary import read_summary
+from binidx.run.plan.inventory import count_tokens_before, open_files
 from binidx.storage.location import Location
 
 
@@ -29,12 +29,12 @@ def build(prefix: Path, seed: int, count: int = 50) -> str:
 
 
 def check(prefix: str, options: dict[str, Any] | None = None) -> None:
-    found, dataset = read_summary(Location.of(prefix, options)), IndexedDataset(prefix, storage_options=options)
+    location, dataset = Location.of(prefix, options), IndexedDataset(prefix, storage_options=options)
+    found = open_files(location, None)
     assert (len(found.index), found.index.num_tokens) == (len(dataset), dataset.index.num_tokens)
     bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
-    asked = [*range(len(dataset) + 1)]
-    assert found.tokens_before(asked) == bounds.tolist()
-    assert found.tokens_before([]) == []
+    ends = range(len(dataset) + 1)
+    assert count_tokens_before(found.index, {*ends}) == dict(zip(ends, bounds.tolist(), strict=True))
 
 
 def test_tokens_before_any_sequence_are_the_sum_of_lengths(tmp_path: Path) -> None:
@@ -51,30 +51,32 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
     options = {"binidx": {"parts_from": "file://"}}
     for name in ("zst", "checked", "all"):
         check(f"{base}/{name}", options)
-    zst, checked, virtual = (read_summary(Location.of(f"{base}/{name}", options)) for name in ("zst", "checked", "all"))
+    zst, checked, virtual = (
+        open_files(Location.of(f"{base}/{name}", options), None) for name in ("zst", "checked", "all")
+    )
     assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
-    assert zst.stored_bytes < zst.plain_bytes
+    assert zst.stored_bytes < zst.index.num_bytes
     assert (virtual.num_parts, virtual.index.num_tokens) == (3, 3 * zst.index.num_tokens)
-    assert (virtual.compressed, virtual.codec, virtual.checked) == (True, "mixed", False)
-    assert virtual.stored_bytes == zst.stored_bytes + checked.stored_bytes + zst.plain_bytes
+    assert (virtual.compressed, virtual.mixed, virtual.checked) == (True, True, False)
+    assert virtual.stored_bytes == zst.stored_bytes + checked.stored_bytes + zst.index.num_bytes
     assert virtual.block_bytes == 1 << 16, "the largest usual one"
-    assert virtual.identities["bin"]["size"] == virtual.stored_bytes
+    assert virtual.opened["bin"]["size"] == virtual.stored_bytes
 
 
 def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFoundError, match=r"none\.idx"):
-        read_summary(Location.of(f"{tmp_path}/none"))
+    with pytest.raises(ObjectNotFoundError, match=r"none\.bin: no such file"):
+        open_files(Location.of(f"{tmp_path}/none"), None)
     prefix = build(tmp_path / "en", 2)
     whole = Path(f"{prefix}.idx").read_bytes()
     Path(f"{prefix}.idx").write_bytes(b"X" + whole[1:])
     with pytest.raises(FormatError, match="starts with"):
-        read_summary(Location.of(prefix))
+        open_files(Location.of(prefix), None)
     count = len(IndexedDataset(build(tmp_path / "en", 2)))
     at = 34 + 4 * count + 8 * 3
     Path(f"{prefix}.idx").write_bytes(whole[:at] + struct.pack("<q", 1 << 40) + whole[at + 8 :])
     with pytest.raises(FormatError, match="leave"):
-        read_summary(Location.of(prefix)).tokens_before([3])
+        count_tokens_before(open_files(Location.of(prefix), None).index, {3})
     Path(f"{prefix}.idx").write_bytes(whole)
     Path(f"{prefix}.bin").write_bytes(b"ab")
     with pytest.raises(FormatError, match=r"its \.idx needs"):
-        read_summary(Location.of(prefix))
+        open_files(Location.of(prefix), None)
