@@ -27,9 +27,8 @@ from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.explore.token_counts import count_lengths
 from binidx.format.bin_file import as_prefix
-from binidx.format.idx import VERSION, DType
+from binidx.format.idx import VERSION, DType, SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sequence_index import SequenceIndex
 from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.storage.interfaces import LayeredReader

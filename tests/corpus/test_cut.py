@@ -14,7 +14,7 @@ from binidx.corpus import cut
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
-from binidx.format import sequence_index
+from binidx.format import idx
 
 
 def built(prefix: Path, documents: list[Document], multimodal: bool) -> tuple[bytes, bytes]:
@@ -23,7 +23,7 @@ def built(prefix: Path, documents: list[Document], multimodal: bool) -> tuple[by
 
 @pytest.fixture(params=[2, 1 << 18])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", request.param)
+    monkeypatch.setattr(idx, "BLOCK_VALUES", request.param)
     if request.param == 2:
         monkeypatch.setattr(cut, "PART_BYTES", 4)
         monkeypatch.setattr(cut, "ROUND_BYTES", 6)

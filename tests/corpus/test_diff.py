@@ -24,7 +24,7 @@ from binidx.corpus.diff import diff_datasets, hash_documents, match_documents
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError
-from binidx.format import sequence_index
+from binidx.format import idx
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.location import Location
 
@@ -94,7 +94,7 @@ def test_shards_and_a_restart_find_the_same(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("batch", [1, 3, 1 << 21])
 def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int, monkeypatch) -> None:
     monkeypatch.setattr(whole_dataset, "HASH_BYTES", 8 * batch)
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", max(batch, 2))
+    monkeypatch.setattr(idx, "BLOCK_VALUES", max(batch, 2))
     documents = [[], [1, 2, 3, 4, 5, 6], [7], [], [], [8, 9], [1, 2]]
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
     for dtype in (np.uint16, np.int32, np.int64, np.int8):

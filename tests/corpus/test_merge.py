@@ -21,7 +21,7 @@ from servers.latency_proxy import latency_proxy
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectChangedError, ObjectExistsError
-from binidx.format import sequence_index
+from binidx.format import idx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
@@ -49,7 +49,7 @@ def some(tmp_path: Path, dtype: type, multimodal: bool = False, counts: tuple[in
     [(np.uint16, False, 3), (np.int32, True, 3), *((dtype, dtype is np.int32, 1 << 18) for dtype in DTYPES)],
 )
 def test_the_bytes_are_megatrons(tmp_path: Path, dtype: type, multimodal: bool, block: int, monkeypatch) -> None:
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", block)
+    monkeypatch.setattr(idx, "BLOCK_VALUES", block)
     sources = some(tmp_path, dtype, multimodal)
     done = merge_datasets(sources, tmp_path / "ours")
     with_modes = [each for each in sources if not (multimodal and each.endswith("-1"))]  # Megatron: none of nothing

@@ -16,7 +16,7 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError
-from binidx.format import sequence_index
+from binidx.format import idx
 from binidx.storage import open as opening
 
 
@@ -34,7 +34,7 @@ def test_what_is_sound_is_counted(tmp_path: Path, dtype: type) -> None:
 
 @pytest.mark.parametrize("block", [2, 1 << 18])
 def test_the_first_token_outside_the_vocabulary_is_named(tmp_path: Path, block: int, monkeypatch) -> None:
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", block)
+    monkeypatch.setattr(idx, "BLOCK_VALUES", block)
     monkeypatch.setattr(opening, "MAX_REQUEST", 2 * block)
     documents = [Document(np.full(n, n), [n], [0]) for n in (3, 0, 5, 7)]
     documents[2].tokens[1] = 90

@@ -23,7 +23,7 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ShortReadError
-from binidx.format import sequence_index
+from binidx.format import idx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import open_source
 from binidx.format.virtual import ShiftedReader
@@ -99,7 +99,7 @@ def test_what_is_written_is_the_same(ends: tuple[str, str], monkeypatch: pytest.
     folder = ends[0].rpartition("/")[0]
     local = "://" not in folder
     if local:
-        monkeypatch.setattr(sequence_index, "BLOCK_VALUES", 5)
+        monkeypatch.setattr(idx, "BLOCK_VALUES", 5)
     for name in WRITING if local else ("merge", "head", "split", "shuffle", "convert", "pack"):
         tool, made = WRITING[name], []
         for end in ends:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import FormatError
-from binidx.format import sequence_index
-from binidx.format.idx import DType, format_idx_header
-from binidx.format.sequence_index import open_index, parse_index
+from binidx.format import idx
+from binidx.format.idx import DType, format_idx_header, open_index, parse_index
 from binidx.storage.open import open_object
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
@@ -91,7 +90,7 @@ def test_each_broken_rule_has_its_message(name: str) -> None:
 @pytest.mark.parametrize("block", [1, 2, 1 << 18])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", block)
+    monkeypatch.setattr(idx, "BLOCK_VALUES", block)
     data, message = HOSTILE[name]
     (tmp_path / "en.idx").write_bytes(data)
     with pytest.raises(FormatError, match=f"en.idx: {message}"):

@@ -22,8 +22,8 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.format import indexed_dataset
+from binidx.format.idx import CheckedIndex
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sequence_index import CheckedIndex
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object, delete_object

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from binidx.corpus.origins import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
-from binidx.format.idx_blocks import IndexColumns, batch_by_size
-from binidx.format.sequence_index import DocumentBlock
+from binidx.format.document_blocks import DocumentBlock, batch_by_size
+from binidx.format.idx_blocks import IndexColumns
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES

@@ -37,7 +37,7 @@ from binidx.corpus.shuffle_buckets import (
     record_lengths,
 )
 from binidx.errors import FormatError
-from binidx.format.idx_blocks import batch_by_size
+from binidx.format.document_blocks import batch_by_size
 from binidx.jobs.parts import Values
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location

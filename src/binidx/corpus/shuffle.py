@@ -65,8 +65,8 @@ from binidx.corpus.whole_dataset import (
     WholeDataset,
 )
 from binidx.errors import BinidxError, ConfigError
-from binidx.format.idx_blocks import batch_by_size
-from binidx.format.sequence_index import DocumentBlock, SequenceIndex
+from binidx.format.document_blocks import DocumentBlock, batch_by_size
+from binidx.format.idx import SequenceIndex
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import RangeReader

@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, StorageError
-from binidx.format.idx_blocks import batch_by_size
+from binidx.format.document_blocks import batch_by_size
 from binidx.native.token_files import copy_pieces
 from binidx.storage.ranges import cut
 

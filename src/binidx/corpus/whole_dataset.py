@@ -23,8 +23,9 @@ from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter, Report, delete_objects, superseded_objects
+from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size
-from binidx.format.idx_blocks import IndexColumns, batch_by_size
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, common_fields
 from binidx.format.source import PairSource, open_source

@@ -13,8 +13,8 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
+from binidx.format.idx import CheckedIndex, open_index
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sequence_index import CheckedIndex, open_index
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run

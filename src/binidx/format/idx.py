@@ -1,4 +1,4 @@
-"""The `.idx` file format: parse and format its bytes, without I/O.
+"""The `.idx` file format, and an opened `.idx`: one class, whatever way its columns are read.
 
     offset       bytes  field
     0            9      magic `MMIDIDX` and two NUL bytes
@@ -19,6 +19,14 @@ tokens one after the other and nothing else.
 Prohibited: another magic, version or dtype code; any other file size; negative lengths; pointers that leave gaps or
 overlap; bounds that do not start at 0, that decrease, or that do not end at S.
 
+    way        columns                                     by
+    whole      views of the bytes, or of a map; checked    `parse_index`
+    ranged     `RangedArray`: rows as they are needed      `open_index`
+    streamed   the same, in blocks, from first to last     `lengths`, `bounds`, `modes`, `check`, `documents`
+    joined     those of several files                      `virtual`: `concatenate_indices`, `join_indices`
+
+Blocks are checked by the rules of the whole, in some MB of memory for any index.
+
 Source: Megatron Core, indexed_dataset.py, which checks magic, version and the last bound only.
 """
 
@@ -26,21 +34,42 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
+from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.native import token_files
+from binidx.native.gpt_samples import Sequences
+from binidx.storage.adapters import InMemory
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import read_whole
+from binidx.storage.ranged_arrays import RangedArray
+from binidx.storage.ranges import cut, stored_reader
+from binidx.storage.requests.remote_object import Found
+
+if TYPE_CHECKING:
+    from binidx.format.sidecars.dataset_manifest import DatasetCounts
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 RESTORE = "restore the pair from where it was written"
+BLOCK_VALUES = 1 << 18
+"""Values of a block: 3 MiB of lengths and pointers."""
+
+WHOLE_BYTES = 64 << 10
+"""An `.idx` of at most this size (3,000 documents) is read at once: thousands of indices would otherwise cost thousands
+of round trips."""
+
+NO_BYTES = InMemory("", b"")
 
 
 class DType(Enum):
@@ -215,50 +244,247 @@ def idx_size(num_sequences: int, num_document_bounds: int) -> int:
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
 
-def check_sequences(
-    lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int, uri: str, *, first: int, start: int
-) -> int:
-    """Check neighbouring sequences and return the number of their tokens.
+@dataclass(frozen=True, eq=False)
+class SequenceIndex:
+    """Contents of an `.idx`. Each column is an array in memory, a view of a map, or a `RangedArray`.
+
+    Attributes:
+        dtype: NumPy type of a token.
+        sequence_lengths: number of tokens of each sequence, shape (num_sequences,), int32.
+        sequence_pointers: first byte of each sequence in the `.bin`, shape (num_sequences,), int64.
+        document_indices: first sequence of each document, then num_sequences; shape (num_documents + 1,), int64.
+        sequence_modes: mode of each sequence, shape (num_sequences,), int8; None when opened as text.
+        known_tokens: sum of the lengths, as soon as it is known.
+        documents_are_sequences: whether each document is known to be one sequence, without reading the bounds.
+        uri: name of the file, for errors.
+        reader: reader of the file from which columns are read by ranges; empty for columns in memory.
+
+    Source: Megatron Core, `_IndexReader`, with the same names.
+    """
+
+    dtype: type[np.number[Any]]
+    sequence_lengths: NDArray[np.int32]
+    sequence_pointers: NDArray[np.int64]
+    document_indices: NDArray[np.int64]
+    sequence_modes: NDArray[np.int8] | None
+    known_tokens: int | None = None
+    documents_are_sequences: bool = False
+    uri: str = ""
+    reader: RangeReader = NO_BYTES
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
+        """Return (first byte, length, mode) of a sequence."""
+        mode = None if self.sequence_modes is None else self.sequence_modes[idx]
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], mode
+
+    @property
+    def dtype_size(self) -> int:
+        """Bytes of one token."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences, S; Megatron's name is `sequence_count`."""
+        return len(self)
+
+    sequence_count = num_sequences
+
+    @property
+    def document_count(self) -> int:
+        """Number of document bounds, D: one more than documents. Megatron's name."""
+        return len(self.document_indices)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return len(self.document_indices) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tokens in the `.bin`."""
+        return self.num_tokens * self.dtype_size
+
+    @property
+    def counts(self) -> DatasetCounts:
+        """Counts and dtype, as a manifest has them."""
+        documents, dtype = self.num_documents, self.dtype.__name__
+        return {"documents": documents, "sequences": len(self), "tokens": self.num_tokens, "dtype": dtype}
+
+    @property
+    def num_tokens(self) -> int:
+        """Sum of the lengths; before they were checked, the end of the last sequence."""
+        if (known := self.known_tokens) is None:
+            last = range(len(self))[-1:]
+            ends = _read_rows([self.sequence_lengths, self.sequence_pointers], last.start, last.stop)
+            # No cached_property: the lock of Python 3.11's is held while an index of any source is read.
+            known = vars(self)["known_tokens"] = int(ends[0].sum() + ends[1].sum() // self.dtype_size)
+        return known
+
+    def bind(self) -> Sequences:
+        """Return lengths and pointers of all sequences, for C."""
+        code = DType.code_from_dtype(self.dtype)
+        return Sequences(self.sequence_lengths, self.sequence_pointers, dtype_code=code, item_bytes=self.dtype_size)
+
+    def tokens_before(self, sequence: int) -> int:
+        """Return the number of tokens before a sequence; `len(self)` stands for the end."""
+        if sequence == len(self):
+            return self.num_tokens
+        return int(self.sequence_pointers[sequence]) // self.dtype_size
+
+    def tokens_of(self, sequences: range) -> int:
+        """Return the number of tokens of consecutive sequences, by two pointers: a sum of 10^8 lengths takes 0.2 s."""
+        return self.tokens_before(sequences.stop) - self.tokens_before(sequences.start)
+
+    def lengths(self) -> Iterator[NDArray[np.int32]]:
+        """Yield blocks of sequence lengths, checked against the sequence pointers."""
+        total, size = 0, self.dtype_size
+        for first, (lengths, pointers) in _blocks(self.sequence_lengths, self.sequence_pointers):
+            shifted = pointers - total * size if total else pointers
+            valid, num_tokens = token_files.count_valid_sequences(lengths, shifted, size)
+            total += num_tokens
+            if valid < len(lengths):
+                problem = f"starts at byte {pointers[valid]}, needed {total * size}"
+                if lengths[valid] < 0:
+                    problem = f"has length {lengths[valid]}, needed 0 or more"
+                raise FormatError(f"{self.uri}: sequence {first + valid} {problem}")
+            yield lengths
+        vars(self)["known_tokens"] = total
+
+    def bounds(self) -> Iterator[NDArray[np.int64]]:
+        """Yield blocks of document bounds, checked; in all there is one more bound than documents."""
+        low, count = 0, len(self)
+        for first, (bounds,) in _blocks(self.document_indices):
+            if first == 0 and bounds[0] != 0:
+                raise FormatError(f"{self.uri}: first document bound is {bounds[0]}, needed 0")
+            valid = token_files.count_valid_documents(bounds, count) if bounds[0] >= low else 0
+            if valid < len(bounds):
+                problem = f"is {bounds[valid]}, needed {bounds[valid - 1] if valid else low} to {count}"
+                raise FormatError(f"{self.uri}: document bound {first + valid} {problem}")
+            low = int(bounds[-1])
+            if first + len(bounds) == len(self.document_indices) and low != count:
+                hint = "(the writer forgot end_document?)"
+                raise FormatError(f"{self.uri}: last document bound is {low}, needed {count} {hint}")
+            yield bounds
+
+    def modes(self) -> Iterator[NDArray[np.int8]]:
+        """Yield blocks of modes; none in a dataset of text."""
+        for _, (modes,) in _blocks(self.sequence_modes) if self.sequence_modes is not None else ():
+            yield modes
+
+    def check(self) -> int:
+        """Read and check all columns, and return the number of tokens.
+
+        Raises:
+            FormatError: a rule of the format is broken; the message names the rule and the place.
+        """
+        for block in (self.lengths(), self.bounds()):
+            deque(block, maxlen=0)
+        return self.num_tokens
+
+    def documents(self, count: int | None = None, start: int = 0) -> Iterator[DocumentBlock]:
+        """Yield `count` documents from number `start` on, or all, in blocks. No block is checked: call `check` before.
+
+        Memory: some MB; for one document with more than `BLOCK_VALUES` sequences, 5 bytes for each of them.
+
+        Args:
+            count: None: up to the last one.
+        """
+        stop_at = self.num_documents if count is None else min(start + count, self.num_documents)
+        token = self.tokens_before(int(self.document_indices[start])) if start else 0
+        columns = [self.sequence_lengths, *([] if self.sequence_modes is None else [self.sequence_modes])]
+        for first, stop in cut((start, stop_at), BLOCK_VALUES):
+            (bounds,) = _read_rows([self.document_indices], first, stop + 1)
+            for low, high in batch_by_size(bounds, BLOCK_VALUES):
+                piece = bounds[low : high + 1]
+                lengths, *modes = _read_rows(columns, int(piece[0]), int(piece[-1]))
+                yield DocumentBlock(first + low, piece, lengths, modes[0] if modes else None, token)
+                token += int(lengths.sum(dtype=np.int64))
+
+
+def _blocks(*columns: Any) -> Iterator[tuple[int, list[NDArray[Any]]]]:
+    """Yield (number of the first row, rows) of each block of neighbouring columns; arrays are one block."""
+    size = BLOCK_VALUES if isinstance(columns[0], RangedArray) else max(1, len(columns[0]))
+    for first, stop in cut((0, len(columns[0])), size):
+        yield first, _read_rows(columns, first, stop)
+
+
+def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, num_tokens: int | None = None) -> SequenceIndex:
+    """Return the columns of a whole `.idx` as views of `buffer`, fully checked.
 
     Args:
-        first: number of the first of these sequences in the `.idx`, for errors.
-        start: byte of the `.bin` at which that sequence must start.
+        buffer: bytes of the file, anything with the buffer protocol.
+        uri: name of the file, for errors.
+        multimodal: whether to return the modes, which must then be there.
+        num_tokens: number of tokens of these bytes, if they were fully checked before; then only the header is.
 
     Raises:
-        FormatError: a length is negative, or a pointer leaves a gap.
+        FormatError: a rule of the format is broken; the message names the rule and the place.
     """
-    valid, num_tokens = token_files.count_valid_sequences(lengths, pointers - start if start else pointers, item_bytes)
-    if valid == len(lengths):
-        return num_tokens
-    if lengths[valid] < 0:
-        raise FormatError(f"{uri}: sequence {first + valid} has length {lengths[valid]}, needed 0 or more")
-    needed = start + num_tokens * item_bytes
-    raise FormatError(f"{uri}: sequence {first + valid} starts at byte {pointers[valid]}, needed {needed}")
+    view = memoryview(buffer).cast("B")
+    layout = IdxLayout.parse(view, len(view), uri=uri, multimodal=multimodal)
+    lengths, pointers, bounds, modes = (np.frombuffer(view, kind, count, at) for at, kind, count in layout.columns)
+    columns = lengths, pointers, bounds, modes if multimodal else None
+    index = SequenceIndex(layout.dtype, *columns, num_tokens, uri=uri)
+    if num_tokens is None:
+        index.check()
+    return index
 
 
-def check_bounds(
-    bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int, lowest: int, complete: bool
-) -> None:
-    """Check neighbouring document bounds.
+@dataclass(frozen=True)
+class CheckedIndex:
+    """Facts about an `.idx` that was fully checked before.
+
+    Attributes:
+        num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
+        documents_are_sequences: whether each document is known to be one sequence.
+        found: the checked version of the `.idx` in its store; None: open whatever has its name now.
+    """
+
+    num_sequences: int
+    digest: str
+    documents_are_sequences: bool
+    found: Found | None
+
+
+def open_index(reader: RangeReader, uri: str, checked: CheckedIndex | None = None) -> SequenceIndex:
+    """Return an `.idx` whose columns are read by ranges; only the header is checked.
 
     Args:
-        first: number of `bounds[0]` in the `.idx`.
-        lowest: value of the bound before `bounds[0]`.
-        complete: whether `bounds[-1]` is the last bound of the `.idx`.
+        reader: reader of the file.
+        uri: name of the file, for errors.
+        checked: facts about the file, if it was checked before; the number of tokens is then read with the header.
 
     Raises:
-        FormatError: the first bound of the `.idx` is not 0, a bound decreases or exceeds the number of sequences, or
-            the last bound of the `.idx` is not that number.
+        FormatError: the header breaks a rule, or has another number of sequences than `checked`.
     """
-    if first == 0 and bounds[0] != 0:
-        raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
-    valid = token_files.count_valid_documents(bounds, num_sequences) if bounds[0] >= lowest else 0
-    if valid < len(bounds):
-        low, number = bounds[valid - 1] if valid else lowest, first + valid
-        raise FormatError(f"{uri}: document bound {number} is {bounds[valid]}, needed {low} to {num_sequences}")
-    if complete and bounds[-1] != num_sequences:
-        hint = "(the writer forgot end_document?)"
-        raise FormatError(f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} {hint}")
+    if reader.size <= WHOLE_BYTES:
+        reader = InMemory(reader.uri, read_whole(reader))
+    ends = list[Range]()
+    if checked and (count := checked.num_sequences):
+        places = IdxLayout(np.uint8, count, 1).columns[:2]
+        ends = [RangedArray(reader, at, kind, (count,)).range(count - 1, count) for at, kind, _ in places]
+    header, *values = stored_reader(reader).read([(0, min(HEADER.size, reader.size)), *ends])
+    layout = IdxLayout.parse(header, reader.size, uri=uri)
+    if checked and layout.num_sequences != checked.num_sequences:
+        raise FormatError(f"{uri}: {layout.num_sequences} sequences, needed {checked.num_sequences}")
+    length, pointer = (int.from_bytes(value, "little", signed=True) for value in values) if values else (0, 0)
+    num_tokens = length + pointer // np.dtype(layout.dtype).itemsize if values else None
+    arrays: Any = (RangedArray(reader, at, kind, (count,)) for at, kind, count in layout.columns)
+    lengths, pointers, bounds, modes = arrays
+    columns = lengths, pointers, bounds, modes if layout.has_modes else None
+    one_each = bool(checked and checked.documents_are_sequences)
+    return SequenceIndex(layout.dtype, *columns, num_tokens, one_each, uri, reader)
+
+
+def _read_rows(columns: Sequence[Any], first: int, stop: int) -> list[NDArray[Any]]:
+    """Return the rows [first, stop) of several columns: views of arrays, or those of one file, read at once."""
+    if not isinstance(columns[0], RangedArray):
+        return [column[first:stop] for column in columns]
+    views = columns[0].reader.read([column.range(first, stop) for column in columns])
+    return [np.frombuffer(view, column.dtype) for view, column in zip(views, columns, strict=True)]
 
 
 def get_idx_path(path_prefix: str) -> str:

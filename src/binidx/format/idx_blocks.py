@@ -1,4 +1,4 @@
-"""An `.idx` written in blocks, in a constant amount of memory; `sequence_index` reads one so.
+"""An `.idx` written in blocks, in a constant amount of memory; `idx` reads one so.
 
 The pointers are a running sum:
 
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.format.idx import format_idx_header, little_endian
-from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
 
 SPOOLED_VALUES = 1 << 17
@@ -25,20 +24,6 @@ SPOOLED_VALUES = 1 << 17
 
 MEMORY_BYTES = 1 << 18
 """Bytes of a spooled column in memory; more of them go to a file in the temporary directory."""
-
-
-def batch_by_size(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
-    """Yield runs (first, stop) of neighbouring items, each of at most `most` units in all, or of one larger item.
-
-    Args:
-        bounds: unit at which each item begins, then the end, shape (num_items + 1,).
-    """
-    first, last = 0, len(bounds) - 1
-    while first < last:
-        stop = int(np.searchsorted(bounds, bounds[first] + most, "right")) - 1
-        stop = max(first + 1, min(stop, last))
-        yield first, stop
-        first = stop
 
 
 class SpooledColumn:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, trims_traceback
 from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
-from binidx.format.idx import DType, little_endian
+from binidx.format.idx import CheckedIndex, DType, little_endian, open_index
 from binidx.format.pair import check_opened, open_bin, open_pair
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sequence_index import CheckedIndex, open_index
 from binidx.format.tokens import SequencesInFiles, Tokens
 from binidx.format.virtual import PARTS
 from binidx.native.gpt_samples import Sequences

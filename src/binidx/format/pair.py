@@ -27,8 +27,8 @@ from typing import Any
 
 from binidx.errors import CancelledReadError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin, require_sums
+from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sequence_index import SequenceIndex, parse_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, concatenate_indices, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader

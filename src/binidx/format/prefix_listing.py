@@ -53,7 +53,7 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError, StorageError
-from binidx.format.sequence_index import parse_index
+from binidx.format.idx import parse_index
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.adapters import JoinedReader

@@ -22,8 +22,8 @@ import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
+from binidx.format.idx import SequenceIndex, open_index
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sequence_index import SequenceIndex, open_index
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualParts, join_indices, pair_or_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
@@ -81,12 +81,12 @@ class DatasetFiles:
 
     @property
     def compressed(self) -> bool:
-        """Whether the tokens, or some of them, are compressed."""
+        """True if the tokens, or some of them, are compressed."""
         return self.mixed or self.codec != "raw"
 
     @property
     def checked(self) -> bool:
-        """Whether readers compare the tokens with checksums; those of parts are not looked up."""
+        """True if readers compare the tokens with checksums; those of parts are not looked up."""
         return self.sums is not None and compares_sums(self.prefix)
 
     @property

@@ -25,8 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
-from binidx.format.idx import DType
-from binidx.format.sequence_index import SequenceIndex
+from binidx.format.idx import DType, SequenceIndex
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
 from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark

@@ -35,9 +35,8 @@ import numpy as np
 import xxhash
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.idx import DType, IdxLayout, format_idx_header
+from binidx.format.idx import DType, IdxLayout, SequenceIndex, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.sequence_index import SequenceIndex
 from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.interfaces import Range, RangeReader

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from binidx.format.idx import get_idx_path
+from binidx.format.idx import CheckedIndex, get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sequence_index import CheckedIndex
 from binidx.format.tokens import Tokens
 from binidx.index.cache.index_cache import has_fingerprint
 from binidx.index.cache.manifest import ONE_EACH, Manifest, get_origin

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
-from binidx.format.sequence_index import SequenceIndex
 from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
 from binidx.errors import ConfigError, ObjectExistsError
+from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
-from binidx.format.sequence_index import SequenceIndex
 from binidx.jobs.parts import ONE_THREAD, PerProcess, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.packed.packed_blocks import PackedOrigin

@@ -10,7 +10,6 @@ array costs a request, so callers read many rows at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -161,15 +160,3 @@ class RangedArray:
             above[left] = np.minimum(above[left], elements[after + 1])
             turn += 1
         return low
-
-
-def read_rows(columns: Sequence[Any], first: int, stop: int) -> list[NDArray[Any]]:
-    """Return the rows [first, stop) of several columns, in one read.
-
-    Args:
-        columns: arrays in memory, of which views are returned, or one-dimensional `RangedArray`s of one object.
-    """
-    if not isinstance(columns[0], RangedArray):
-        return [column[first:stop] for column in columns]
-    views = columns[0].reader.read([column.range(first, stop) for column in columns])
-    return [np.frombuffer(view, column.dtype) for view, column in zip(views, columns, strict=True)]

@@ -29,7 +29,7 @@ from binidx.storage.writing.publish import create_object
 OPEN = """
 import sys
 from binidx.format.idx import get_idx_path
-from binidx.format.sequence_index import parse_index
+from binidx.format.idx import parse_index
 from binidx.storage.open import open_object
 from binidx.storage.open import read_whole
 uri = get_idx_path(sys.argv[1])

@@ -13,12 +13,12 @@ from torch.utils.data import Dataset
 from binidx.errors import FormatError
 from binidx.format import indexed_dataset, indexed_dataset_builder
 from binidx.format.idx import DType as DType
+from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
 from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sequence_index import SequenceIndex, parse_index
 from binidx.storage.open import open_object, read_whole
 
 

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.megatron.ordered_dataset import current_build
 from binidx.errors import FormatError
-from binidx.format.idx import little_endian
-from binidx.format.sequence_index import SequenceIndex
+from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.tokens import SequencesInFiles
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
 from binidx.index.cache.index_cache import IndexCache

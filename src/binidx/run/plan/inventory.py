@@ -16,8 +16,8 @@ import numpy as np
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.errors import FormatError, IndexBuildError
 from binidx.format.bin_file import require_sums
+from binidx.format.idx import SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.sequence_index import SequenceIndex
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.blend import normalize
 from binidx.index.cache.inspection import CacheState, IndexFilesState, inspect_index, read_order_change

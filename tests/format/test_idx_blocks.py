@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from helpers.random_datasets import build_ours, random_documents
 
-from binidx.format import sequence_index
+from binidx.format import idx
+from binidx.format.idx import open_index
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sequence_index import open_index
 from binidx.storage.open import open_object
 
 
 @pytest.fixture(params=[1, 3, 7, 1 << 18])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sequence_index, "BLOCK_VALUES", request.param)
+    monkeypatch.setattr(idx, "BLOCK_VALUES", request.param)
     return int(request.param)
 
 
@@ -26,7 +26,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_blocks_joined_are_the_index(
     tmp_path: Path, count: int, multimodal: bool, at_once: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence_index, "WHOLE_BYTES", at_once)
+    monkeypatch.setattr(idx, "WHOLE_BYTES", at_once)
     documents = random_documents(np.random.default_rng(count), np.uint16, count)
     prefix = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
     whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, open_index(open_object(f"{prefix}.idx"), "")
