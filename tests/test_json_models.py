@@ -30,7 +30,7 @@ from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.order.stored.baked_order import BAKED_FILE, Baked, read_baked
 from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
-from binidx.prepare.preprocess.finish import JOB_FILE, JobFile
+from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
 from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer

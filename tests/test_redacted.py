@@ -106,15 +106,15 @@ def test_a_problem_is_told_without_them() -> None:
 def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
     from helpers.preprocess_jobs import job_of
 
-    from binidx.prepare.preprocess.finish import format_job_file
     from binidx.prepare.preprocess.job import plan_parts
+    from binidx.prepare.preprocess.job_files import JobFiles
     from binidx.prepare.preprocess.part_writer import format_problem
     from binidx.prepare.text.slices import Input
 
     def marked(uri: str) -> Any:
         job = job_of([uri], tmp_path / "en")
         parts = plan_parts(job, [Input(uri, "jsonl", {"size": 9000, "ETag": "e"})])
-        return format_job_file(job, parts), [str(each) for each in parts], json.dumps(job.to_json())
+        return JobFiles(job, parts).content, [str(each) for each in parts], json.dumps(job.to_json())
 
     assert marked(SIGNED) == marked(SIGNED.replace("5ec4e7", "other"))
     assert marked(AZURE) != marked(AZURE.replace("web@", "books@"))

@@ -46,7 +46,7 @@ from binidx.format.bin_file import BinWriter as BinWriter
 from binidx.format.bin_file import as_prefix as as_prefix
 from binidx.format.idx import DType as DType
 from binidx.format.idx_blocks import IndexColumns as IndexColumns
-from binidx.format.idx_blocks import batch_by_size as batch_by_size
+from binidx.format.document_blocks import batch_by_size as batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
 from binidx.format.indexed_dataset import as_pair as as_pair
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder

@@ -410,12 +410,13 @@ def part_record(folder: Path) -> Kind:
 
 
 def job_record(folder: Path) -> Kind:
+    from helpers.preprocess_jobs import job_of
     from test_json_models import KINDS as FILES
 
-    from binidx.prepare.preprocess.finish import describe_job_difference
+    from binidx.prepare.preprocess.job_files import JobFiles
 
-    data = FILES["job"][1]
-    return Kind(data, lambda found: describe_job_difference(found, data), text=True)
+    files = JobFiles(job_of(["a"], folder / "en"), [])
+    return Kind(FILES["job"][1], files.describe_difference, text=True)
 
 
 def lineage(folder: Path) -> Kind:

@@ -75,7 +75,7 @@ def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -
         deadline = time.monotonic() + 900
         while not killed and driver.poll() is None and time.monotonic() < deadline:
             if list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
-                killed = pids("ray::run_part", tmp_path)[:1]
+                killed = pids("ray::call_work", tmp_path)[:1]
             time.sleep(0.01)
         for each in killed:
             os.kill(each, signal.SIGKILL)

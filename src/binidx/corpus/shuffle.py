@@ -64,10 +64,9 @@ from binidx.corpus.whole_dataset import (
     SourceDatasets,
     WholeDataset,
 )
-from binidx.errors import BinidxError, ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.idx import SequenceIndex
-from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
+from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, finish_once, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -137,8 +136,8 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    if overwrite and workers is not None and workers.shard is not None:
-        raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+    if workers is not None:
+        workers.check_overwrite(overwrite)
     opened = SourceDatasets([Location.of(source, source_options) for source in sources])
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()
@@ -276,7 +275,7 @@ class _ShuffleParts:
         identities = [source.identity for source in self.sources]
         identity = {"binidx_shuffle": ALGORITHM, "seed": self.seed, "codec": self.target.codec, "sources": identities}
         prefix = self.target.prefix
-        return JobFolder(Location(f"{prefix.absolute}-parts", prefix.options), identity)
+        return JobFolder(Location(f"{prefix.absolute}-parts", prefix.options), identity, numbered=True)
 
     @cached_property
     def num_buckets(self) -> int:
@@ -308,17 +307,18 @@ class _ShuffleParts:
             steps: called right before the tokens become visible.
         """
         tasks, firsts = self.bucket_tasks({}), self.document_tasks()
-        try:
+
+        def join() -> None:
             parts = SourceDatasets([self.folder.location / task.name for task in tasks])
             with merged_index(parts, watch) as columns:
                 merge_tokens(parts, self.target, columns, lambda: [step() for step in steps], watch)
+
+        # Another shard, which found all parts at the same time, may finish the job.
+        if finish_once(join, lambda: workers.shard is not None and not self.folder.is_claimed(), attempts=1):
             objects = [exchange_file(self.folder.location, task.name) for task in firsts]
             outputs = [self._output(task) for task in tasks]
             objects += [file for output in outputs for file in (output.idx, output.bin)]
             self.folder.remove([*firsts, *tasks], objects)
-        except BinidxError:
-            if workers.shard is None or self.folder.is_claimed():
-                raise  # else another shard, which found all parts at the same time, has finished the job
 
     def write_documents(self, task: ExchangeTask) -> Values:
         """Write some documents, grouped by bucket."""

@@ -8,40 +8,48 @@ FOLDER/job.json       identity of the job; first object to appear, last to go
 FOLDER/NAME.json      {"binidx_record": 1, "result": values}: proof that the part NAME is finished
 
 The name of a part is a digest of all that decides its bytes, so a record is valid for any later call. A restart is the
-same call. Work without a folder has no records: each part is a file of the result, and is kept if it exists.
+same call, which finds job.json
+
+    absent                               and writes it
+    of this job                          and continues
+    of another job without parts         and replaces it: an earlier call failed before its first part
+    of another job with parts            and is an error with the differences; `overwrite` removes the parts
+
+If parts are named by numbers, as those of several stages are, any other job is an error.
+
+Several calls may finish a job at once. Each writes the same bytes, and the first one to be ready removes the folder.
+Work without a folder has no records: each part is a file of the result, and is kept if it exists.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import threading
+import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import xxhash
 
 from binidx import errors
 from binidx.jobs.engines import open_engine
-from binidx.jobs.runner import JobEngine, TaskFailure, run_tasks
+from binidx.jobs.runner import ATTEMPTS, JobEngine, TaskFailure, run_tasks
 from binidx.json_models import JsonFile
 from binidx.storage.location import Location
+from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.retries import is_transient
+from binidx.storage.requests.retries import is_transient, pause
 from binidx.storage.threads import READS, REQUESTS, available_cores
 from binidx.storage.writing.copy import ProgressWatcher, Unit
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Value = TypeVar("Value")
 Values = dict[str, Any]
 """Result of a part, in JSON values."""
 
@@ -155,6 +163,11 @@ class Workers:
         """
         return parts if self.shard is None else self.shard.select(parts)
 
+    def check_overwrite(self, overwrite: bool) -> None:
+        """Raise ConfigError if a shard is to overwrite the target."""
+        if overwrite and self.shard is not None:
+            raise errors.ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+
     def open(self, *, remote_data: bool = False, task_bytes: int = 0) -> JobEngine:
         """Return the engine.
 
@@ -183,41 +196,6 @@ ONE_THREAD = Workers(count=1)
 """One part after the other, in this process."""
 
 
-class PerProcess(Generic[Value]):
-    """Value for all parts of a job, such as an opened dataset, which each worker process opens once.
-
-    Args:
-        value: the value in this process.
-        open: picklable call that returns it in another process. Default: the value is pickled.
-    """
-
-    _opening = threading.Lock()
-    _opened: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
-        self._value = value
-        self._state = uuid.uuid4().hex, open or functools.partial(_return, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_state": self._state}
-
-    def get(self) -> Value:
-        """Return the value; another process keeps the value of the last job."""
-        if "_value" in vars(self):
-            return self._value
-        job, open = self._state
-        with self._opening:
-            if job not in self._opened:
-                self._opened.clear()
-                self._opened[job] = open()
-            value: Value = self._opened[job]
-        return value
-
-
-def _return(value: Value) -> Value:
-    return value
-
-
 @dataclass(frozen=True)
 class RecordFile:
     """Field of a record besides its version."""
@@ -227,18 +205,24 @@ class RecordFile:
 
 RECORD_FILE = JsonFile(RecordFile, {"binidx_record": 1}, hint="delete it and give the same command again")
 
+IDENTITY_FILE = JsonFile(dict[str, Any], open=True)
 
-@dataclass(frozen=True)
+
 class JobFolder:
-    """Folder of a job's parts and records.
+    """Folder of a job's parts and records. Results are `Values`, unless a subclass gives records another form.
 
     Args:
         location: the folder.
-        identity: all that decides the result of the job, in JSON values; no secrets.
+        identity: all that decides the result of the job, in JSON values; no secrets. Workers do not get it.
+        numbered: whether parts are named by numbers, not by digests. Then no other job is ever replaced: one of its
+            workers may still write a part of the same name.
     """
 
-    location: Location
-    identity: Mapping[str, Any]
+    def __init__(self, location: Location, identity: Mapping[str, Any], *, numbered: bool = False) -> None:
+        self.location, self.identity, self.numbered = location, identity, numbered
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "identity": {}}
 
     @property
     def job_file(self) -> Location:
@@ -254,98 +238,140 @@ class JobFolder:
         """Return whether parts of this job may exist."""
         return read_small(self.job_file) == self.content
 
-    def claim(self) -> None:
-        """Write job.json; raise ObjectExistsError if the folder holds parts of another job."""
-        file, content = self.job_file, self.content
-        if not put_if_absent(file, content) and (found := read_small(file)) != content:
-            problem = f"parts of another job{describe_difference(found, self.identity)}"
-            raise errors.ObjectExistsError(f"{file}: {problem}; finish that job, or remove the folder")
+    def claim(
+        self,
+        *,
+        overwrite: bool | None = None,
+        parts: Sequence[JobPart] = (),
+        check_free: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write job.json, unless it is there.
+
+        Args:
+            overwrite: whether to remove parts of another job; None if the caller has no such option.
+            parts: those of this job; if another job had them, they stay.
+            check_free: called before a job begins that may not overwrite; raises an error if the target is taken.
+
+        Raises:
+            ObjectExistsError: the folder holds parts of another job, or another job has begun at this moment.
+        """
+        if (found := read_small(self.job_file)) == self.content:
+            return
+        others = [] if found is None else self._list_others()
+        if not overwrite:
+            if found is not None and (others or self.numbered):
+                way = "or remove the folder" if overwrite is None else "or give --overwrite, which removes them"
+                raise self.refusal(found, f"finish that job, {way}")
+            check_free()
+        kept = {file.name for part in parts if others for file in self.files(part)}
+        REQUESTS.map(delete_object, [file for file in others if file.name not in kept])
+        if found is not None:
+            write_object(self.job_file, [self.content])
+        elif not put_if_absent(self.job_file, self.content):
+            raise errors.ObjectExistsError(f"{self.job_file}: another job has just begun; give the same command again")
+
+    def _list_others(self) -> list[Location]:
+        """Return all objects but job.json."""
+        found = [Location(uri, self.location.options) for uri in list_matches(self.location + "/")]
+        return [file for file in found if file.name != self.job_file.name]
+
+    def refusal(self, found: bytes, way: str) -> errors.ObjectExistsError:
+        """Return the error for a job.json of another job, with the remedy `way`."""
+        try:
+            problem = self.describe_difference(found)
+        except errors.FormatError as error:
+            problem = f"of an unknown form ({error})"
+        return errors.ObjectExistsError(f"{self.job_file}: parts of another job, {problem}; {way}")
+
+    def describe_difference(self, found: bytes) -> str:
+        """Return a clause for a message: the settings in which the job of another job.json differs.
+
+        Raises:
+            FormatError: it is malformed.
+        """
+        other = IDENTITY_FILE.decode(found, "")
+        names = [name for name in {**self.identity, **other} if other.get(name) != self.identity.get(name)]
+        return f"which differs in {', '.join(names)}"
 
     def file(self, part: JobPart) -> Location:
         """Return the location of a part's record."""
         return self.location / f"{part.name}.json"
 
-    def read(self, part: JobPart) -> Values | None:
-        """Return the result in a part's record; None if it has no record."""
-        data = read_small(self.file(part))
-        return None if data is None else RECORD_FILE.decode(data, self.file(part).uri).result
+    def files(self, part: Any) -> list[Location]:
+        """Return the locations of a part's record and, in a subclass, its other objects."""
+        return [self.file(part)]
 
-    def write(self, part: JobPart, result: Values) -> None:
+    def read(self, part: JobPart) -> Any:
+        """Return the result in a part's record; None if it has no record that is valid for this job."""
+        data = read_small(self.file(part))
+        return None if data is None else self.parse(part, data)
+
+    def parse(self, part: Any, data: bytes) -> Any:
+        """Return the result in the bytes of a part's record; None if it is not valid for this job."""
+        return RECORD_FILE.decode(data, self.file(part).uri).result
+
+    def write(self, part: JobPart, result: Any) -> None:
         """Write a part's record, after all its objects."""
-        write_object(self.file(part), [json.dumps({**RECORD_FILE.tags, "result": result}).encode()])
+        write_object(self.file(part), [self.format(result)])
+
+    def format(self, result: Any) -> bytes:
+        """Return the bytes of a record."""
+        return json.dumps({**RECORD_FILE.tags, "result": result}).encode()
 
     def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
         """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
-        REQUESTS.map(delete_object, [*objects, *map(self.file, parts)])
+        REQUESTS.map(delete_object, [*objects, *(file for part in parts for file in self.files(part))])
         delete_object(self.job_file)
-        remove_folder(self.location)
-
-
-def remove_folder(folder: Location) -> None:
-    """Remove the staging files of killed workers and, if it is empty then, a folder; only of a disk."""
-    if (path := folder.local_path) is not None:
-        with contextlib.suppress(OSError):
-            for staging in Path(path).glob("*.tmp"):
-                staging.unlink()
-            os.rmdir(path)
-
-
-def describe_difference(found: bytes | None, identity: Mapping[str, Any]) -> str:
-    """Return a clause for a message: the settings in which the job of a job.json differs; "" if it is malformed."""
-    try:
-        other = json.loads(found or b"null")
-    except ValueError:
-        other = None
-    names = [name for name in identity if isinstance(other, dict) and other.get(name) != identity[name]]
-    return f", which differs in {', '.join(names)}" if names else ""
+        if (path := self.location.local_path) is not None:
+            with contextlib.suppress(OSError):
+                for staging in Path(path).glob("*.tmp"):  # of killed workers
+                    staging.unlink()
+                os.rmdir(path)
 
 
 @dataclass(frozen=True)
-class _Work(Generic[PartType]):
+class _Work(Generic[PartType, Result]):
     """Picklable call in a worker that makes a part and writes its record."""
 
-    make: Callable[[PartType], Values]
+    make: Callable[[PartType], Result]
     folder: JobFolder | None
 
-    def __call__(self, part: PartType) -> Values | TaskFailure:
-        return guarded(functools.partial(self._make_once, part), str(part))
+    def __call__(self, part: PartType) -> Result | TaskFailure:
+        try:
+            return self._make_once(part)
+        except errors.BinidxError as error:
+            return TaskFailure(error.__class__(str(error)), is_transient(error))
+        except OSError as error:  # of a disk; those of stores are BinidxErrors
+            return TaskFailure(errors.StorageError(f"{part}: {error}"), is_transient(error))
+        except Exception:  # a defect of ours: the traceback must cross processes
+            return TaskFailure(errors.WorkerError(f"{part}: {traceback.format_exc()}"), False)
 
-    def _make_once(self, part: PartType) -> Values:
+    def _make_once(self, part: PartType) -> Result:
         if self.folder is None:
             return self.make(part)
-        if (result := self.folder.read(part)) is not None:
-            return result
-        result = self.make(part)
-        self.folder.write(part, result)
-        return result
+        found: Result | None = self.folder.read(part)
+        if found is None:
+            self.folder.write(part, found := self.make(part))
+        return found
 
 
-def guarded(call: Callable[[], Result], task: str) -> Result | TaskFailure:
-    """Return the result of a call in a worker, or its error as a TaskFailure.
+class PartResults(dict[str, Result]):
+    """Results by the names of their parts; `num_made` of them are of this call, the others had records."""
 
-    Args:
-        task: name of the task in errors.
-    """
-    try:
-        return call()
-    except errors.BinidxError as error:
-        return TaskFailure(error.__class__(str(error)), is_transient(error))
-    except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return TaskFailure(errors.StorageError(f"{task}: {error}"), is_transient(error))
-    except Exception:  # a defect of ours: the traceback must cross processes
-        return TaskFailure(errors.WorkerError(f"{task}: {traceback.format_exc()}"), False)
+    num_made = 0
 
 
 def make_parts(
-    make: Callable[[PartType], Values],
+    make: Callable[[PartType], Result],
     parts: Sequence[PartType],
     workers: Workers,
     folder: JobFolder | None = None,
     *,
     advance: Callable[[int], object] = lambda size: None,
+    begin: Callable[[int, int], object] | None = None,
     remote_data: bool = False,
     task_bytes: int = 0,
-) -> dict[str, Values]:
+) -> PartResults[Result]:
     """Make the parts of a job that have no record, of this call's shard.
 
     Args:
@@ -353,7 +379,8 @@ def make_parts(
         parts: all parts of the job.
         workers: where the parts are made, and which.
         folder: folder of the records, claimed before; None: no records.
-        advance: called with the size of each part that is made or has a record.
+        advance: called with the size of each part that is made, and without `begin` of each that has a record.
+        begin: called before parts are made, with the size of all parts of the shard, and of those that have a record.
         remote_data, task_bytes: as in `Workers.open`.
 
     Returns:
@@ -363,68 +390,30 @@ def make_parts(
         BinidxError: a part failed permanently, or repeatedly; the other errors of `run_tasks`.
     """
     unique = list({part.name: part for part in parts}.values())
-    results = {} if folder is None else read_results(folder, unique)
+    results = PartResults[Result]() if folder is None else read_results(folder, unique)
     share = workers.select(unique)
-    for part in share:
-        if part.name in results:
-            advance(part.size)
-    if tasks := [part for part in share if part.name not in results]:
+    tasks = [part for part in share if part.name not in results]
+    sizes = [sum(part.size for part in some) for some in (share, tasks)]
+    if begin is None:
+        advance(sizes[0] - sizes[1])
+    if tasks:
+        if begin is not None:
+            begin(sizes[0], sizes[0] - sizes[1])
         for part, result in run_tasks(
             _Work(make, folder), tasks, workers.open(remote_data=remote_data, task_bytes=task_bytes)
         ):
             results[part.name] = result
+            results.num_made += 1
             advance(part.size)
     if workers.shard is not None and folder is not None:
-        results |= read_results(folder, [part for part in unique if part.name not in results])
+        results.update(read_results(folder, [part for part in unique if part.name not in results]))
     return results
 
 
-def make_recorded_parts(
-    make: Callable[[PartType], Values],
-    parts: Sequence[PartType],
-    workers: Workers,
-    records: Location | None,
-    identity: Mapping[str, Any],
-    watch: ProgressWatcher,
-    *,
-    remote_data: bool = False,
-    is_final: Callable[[Values], bool] = lambda result: True,
-) -> dict[str, Values]:
-    """Make parts without objects, whose results the caller combines; `records` keep the results for a restart.
-
-    A call without a shard removes the records at its end.
-
-    Args:
-        make, parts, workers, remote_data: as in `make_parts`.
-        records: folder of the results; None: they are not kept.
-        identity: all that decides the results, in JSON values.
-        watch: gets the bytes of the parts.
-        is_final: whether the record of a result is kept; another part is made again by the next call.
-
-    Raises:
-        ConfigError: a shard without `records`.
-        ObjectExistsError: `records` are of another job.
-    """
-    shard, folder = workers.shard, None
-    if records is None and shard is not None:
-        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
-    if records is not None:
-        folder = JobFolder(Location(records.absolute, records.options), identity)
-        folder.claim()
-    watch.begin("tokens", sum(part.size for part in workers.select(parts)), 0)
-    results = make_parts(make, parts, workers, folder, advance=watch.advance, remote_data=remote_data)
-    if folder is not None and shard is None:
-        folder.remove(parts)
-    elif folder is not None:
-        again = [part for part in parts if part.name in results and not is_final(results[part.name])]
-        REQUESTS.map(delete_object, map(folder.file, again))
-    return results
-
-
-def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> dict[str, Values]:
+def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> PartResults[Any]:
     """Return the result of each part that has a record, by its name."""
     found = zip(parts, READS.map(folder.read, parts), strict=True)
-    return {part.name: result for part, result in found if result is not None}
+    return PartResults({part.name: result for part, result in found if result is not None})
 
 
 @dataclass(frozen=True)
@@ -440,19 +429,19 @@ class JobStage(Generic[PartType]):
     """
 
     name: str
-    make: Callable[[PartType], Values]
-    plan: Callable[[dict[str, Values]], Sequence[PartType]]
+    make: Callable[[PartType], Any]
+    plan: Callable[[dict[str, Any]], Sequence[PartType]]
     unit: Unit = "bytes"
     recorded: bool = True
 
 
 def run_stages(
-    stages: Sequence[JobStage[Any]], folder: JobFolder, workers: Workers, watch: ProgressWatcher, **options: Any
-) -> tuple[list[dict[str, Values]], int]:
+    stages: Sequence[JobStage[Any]], folder: JobFolder | None, workers: Workers, watch: ProgressWatcher, **options: Any
+) -> tuple[list[PartResults[Any]], int]:
     """Run the stages of a job in order, up to one whose tasks other shards must make.
 
     Args:
-        folder: folder of the records, which is claimed.
+        folder: folder of the records, which is claimed; None: no records.
         options: of `make_parts`.
 
     Returns:
@@ -461,13 +450,40 @@ def run_stages(
     Raises:
         ObjectExistsError: the folder holds parts of another job.
     """
-    folder.claim()
-    results, missing = list[dict[str, Values]](), 0
+    if folder is not None:
+        folder.claim()
+    results, missing = list[PartResults[Any]](), 0
     for stage in stages:
         tasks = stage.plan(results[-1] if results else {})
-        watch.begin(stage.name, sum(task.size for task in tasks), 0, stage.unit)
+
+        def begin(total: int, done: int, stage: JobStage[Any] = stage) -> None:
+            watch.begin(stage.name, total, done, stage.unit)
+
         records = folder if stage.recorded else None
-        results.append(make_parts(stage.make, tasks, workers, records, advance=watch.advance, **options))
-        if missing := len(tasks) - len(results[-1]):
+        results.append(make_parts(stage.make, tasks, workers, records, advance=watch.advance, begin=begin, **options))
+        if missing := len({task.name for task in tasks}) - len(results[-1]):
             break
     return results, missing
+
+
+def finish_once(finish: Callable[[], object], is_finished: Callable[[], bool], attempts: int = ATTEMPTS) -> bool:
+    """Do the last stage of a job in this process, unless another call does it first; return whether this one did.
+
+    Args:
+        finish: puts the parts together; several calls may do so at once, as they write the same bytes.
+        is_finished: returns whether another call has finished the job, and so may have removed the parts.
+        attempts: most attempts after an ObjectChangedError: a second worker of a part may write the same bytes again,
+            while they are read.
+    """
+    attempt = 1
+    while True:
+        try:
+            finish()
+            return True
+        except errors.BinidxError as error:
+            if is_finished():
+                return False
+            if not isinstance(error, errors.ObjectChangedError) or attempt == attempts:
+                raise
+        time.sleep(pause(attempt))
+        attempt += 1

@@ -31,7 +31,8 @@ from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
-from binidx.jobs.parts import ONE_THREAD, PerProcess, RangePart, Values, Workers, make_parts
+from binidx.jobs.engines import PerProcess
+from binidx.jobs.parts import ONE_THREAD, RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.packed.packed_blocks import PackedOrigin
 from binidx.packed.packed_files import (

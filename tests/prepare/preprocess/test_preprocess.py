@@ -206,14 +206,20 @@ def test_parts_of_another_job_are_named_by_what_differs(tmp_path: Path) -> None:
     bad = write_lines(tmp_path / "in" / "2.jsonl", ["{"])
     with pytest.raises(FormatError, match=r"2.jsonl: line 1, byte 0: malformed"):
         run(job_of([*inputs, bad], tmp_path / "en"))
-    with pytest.raises(ObjectExistsError, match="parts of another job, which differs in append_eod; --overwrite"):
+    with pytest.raises(
+        ObjectExistsError,
+        match="parts of another job, which differs in append_eod; finish that job",
+    ):
         run(job_of([*inputs, bad], tmp_path / "en", append_eod=False))
-    with pytest.raises(ObjectExistsError, match=r"of other inputs: .*0\.jsonl, .*1\.jsonl, .*2\.jsonl; --overwrite"):
+    with pytest.raises(
+        ObjectExistsError,
+        match=r"of other inputs: .*0\.jsonl, .*1\.jsonl, .*2\.jsonl; finish that job, or give --overwrite",
+    ):
         run(job_of(inputs, tmp_path / "en"))
     with pytest.raises(ObjectExistsError, match="of inputs that changed since, or of another --part-bytes or --format"):
         run(job_of([*inputs, bad], tmp_path / "en", part_bytes=6000))
     other = describe_tokenizer(tokenizer_path(), eod="<pad>")
-    with pytest.raises(ObjectExistsError, match="which differs in tokenizer eod, filters min_characters; --overwrite"):
+    with pytest.raises(ObjectExistsError, match="which differs in tokenizer eod, filters min_characters; finish"):
         run(job_of([*inputs, bad], tmp_path / "en", tokenizer=other, filters=Filters(2)))
     run(job_of(inputs, tmp_path / "en"), overwrite=True)
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")

@@ -12,15 +12,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
+from helpers.preprocess_jobs import (
+    EOD,
+    corpus,
+    files_of,
+    job_of,
+    make_recorded,
+    run,
+    texts,
+    theirs,
+    tokenizer_path,
+    write_lines,
+)
 
 from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job import JobFiles, plan_parts
+from binidx.prepare.preprocess.job import plan_parts
+from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.part_writer import format_problem, merge_quarantine
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.preprocess.record import RECORD_FILE
-from binidx.prepare.preprocess.tokenize_part import make_part, read_record
+from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -168,7 +180,7 @@ def test_counts_that_do_not_add_up_are_an_error_and_no_dataset(tmp_path: Path) -
     inputs = corpus(tmp_path / "in", files=1)
     job = job_of(inputs, tmp_path / "en", part_bytes=3000)
     parts = plan_parts(job, find_inputs(job.inputs))
-    record = make_part(job, parts[0])
+    record = make_recorded(job, parts[0])
     lost = replace(record, slices=[replace(record.slices[0], num_rows=record.slices[0].num_rows + 1)])
     (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(lost.to_bytes())
     with pytest.raises(FormatError, match=r"part 0 .*: \d+ rows read, needed \d+: \d+ documents; dropped: none"):
@@ -179,7 +191,8 @@ def test_counts_that_do_not_add_up_are_an_error_and_no_dataset(tmp_path: Path) -
         run(job)
     (tmp_path / "en-parts" / f"{parts[0].name}.json").write_text("{}")
     with pytest.raises(
-        FormatError, match=r"json: \$.binidx_part: expected 2 \(found None\); finish with .*delete it and run again"
+        FormatError,
+        match=r"json: \$.binidx_part: expected 2 \(found None\); finish with .*delete it and give the same",
     ):
         run(job)
     assert not list(tmp_path.glob("en_text*"))
@@ -191,9 +204,9 @@ def test_counts_that_do_not_add_up_are_an_error_and_no_dataset(tmp_path: Path) -
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
-    record = make_part(job, part)
-    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == read_record(JobFiles(job), part)
-    assert make_part(job, part) == record  # what is there is not made again
+    record = make_recorded(job, part)
+    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == JobFiles(job).read(part)
+    assert make_recorded(job, part) == record  # what is there is not made again
     assert record.counts == sum(record.slices, RowCounts())
     assert [each.num_rows for each in record.slices] == [200, 200]
 
@@ -201,11 +214,11 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
-    record, places = make_part(job, part), JobFiles(job)
+    record, places = make_recorded(job, part), JobFiles(job)
     for changes in ({"slices": record.slices[:1]}, {"extents": []}, {"datasets": {}}):
-        Path(places.record(part).uri).write_bytes(replace(record, **changes).to_bytes())
-        with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and run again"):
-            read_record(places, part)
+        Path(places.file(part).uri).write_bytes(replace(record, **changes).to_bytes())
+        with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and give the same command again"):
+            places.read(part)
 
 
 def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +283,7 @@ def test_a_job_that_a_bad_row_stopped_keeps_its_parts_under_another_policy(tmp_p
     made = len(list((tmp_path / "en-parts").glob("?" * 32 + ".json")))
     skipped = job_of(inputs, tmp_path / "en", part_bytes=3000, on_error="skip")
     parts = plan_parts(skipped, find_inputs(inputs))
-    make_part(skipped, parts[-1])
+    make_recorded(skipped, parts[-1])
     report = run(replace(skipped, on_error="quarantine"))
     assert report.parts_made == report.parts - made > 0 < made
     assert len((tmp_path / "en.quarantine.jsonl").read_text().splitlines()) == 1

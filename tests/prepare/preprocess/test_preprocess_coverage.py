@@ -13,14 +13,14 @@ import pyarrow.parquet as parquet
 import pytest
 import zstandard
 from conftest import Bucket
-from helpers.preprocess_jobs import corpus, files_of, job_of, run, texts, theirs, write_lines
+from helpers.preprocess_jobs import corpus, files_of, job_of, make_recorded, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
-from binidx.jobs.parts import Shard
-from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import preprocess, read_records
+from binidx.jobs.parts import Shard, read_results
+from binidx.prepare.preprocess.job import plan_parts
+from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.preprocess.record import VERSION, Record
-from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import select_lines
@@ -50,19 +50,19 @@ def test_a_record_that_tells_of_too_little_or_too_much_is_caught_and_named(tmp_p
     job = job_of(inputs, tmp_path / "en", part_bytes=1000)
     parts = plan_parts(job, find_inputs(inputs))
     make_all_but_the_end(job)
-    places, records = JobFiles(job), read_records(job, parts)
+    places, records = JobFiles(job), read_results(JobFiles(job), parts)
     pieces = [(part, number) for part in parts for number in range(len(part.slices))]
     caught = 0
     for part, number in pieces:
         record = records[part.name]
         for wrong in wrongly(record.extents[number]):
             extents = [*record.extents[:number], wrong, *record.extents[number + 1 :]]
-            write(places.record(part).uri, replace(record, extents=extents))
+            write(places.file(part).uri, replace(record, extents=extents))
             with pytest.raises(FormatError, match=r"need each once.; remove the parts and run again") as raised:
                 run(job)
             assert part.slices[number].uri in str(raised.value)
             caught += 1
-        write(places.record(part).uri, record)
+        write(places.file(part).uri, record)
     assert caught > 4 * len(parts) > 16
     assert not list(tmp_path.glob("en_text*"))
     run(job)
@@ -72,7 +72,7 @@ def test_a_record_that_tells_of_too_little_or_too_much_is_caught_and_named(tmp_p
 def make_all_but_the_end(job: Any) -> None:
     run(job, shard=Shard(0, 1_000_000))  # says whose parts these are
     for part in plan_parts(job, find_inputs(job.inputs)):
-        make_part(job, part)
+        make_recorded(job, part)
 
 
 def wrongly(extent: Extent) -> list[Extent]:
@@ -106,7 +106,7 @@ def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in", files=1), tmp_path / "en")
     (part, *_) = plan_parts(job, find_inputs(job.inputs))
     run(job, shard=Shard(0, 1_000_000))
-    Path(JobFiles(job).record(part).uri).write_text('{"binidx_part": 1, "slices": []}')
+    Path(JobFiles(job).file(part).uri).write_text('{"binidx_part": 1, "slices": []}')
     with pytest.raises(
         FormatError, match=rf"\$.binidx_part: expected {VERSION} \(found 1\); finish with the binidx that began"
     ):

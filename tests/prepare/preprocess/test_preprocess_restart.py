@@ -17,16 +17,16 @@ from typing import Any
 import fsspec
 import pytest
 from conftest import Bucket
-from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, make_recorded, run, theirs, tokenizer_path
 from servers.latency_proxy import latency_proxy
 from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
-from binidx.jobs.parts import Shard
+from binidx.jobs.parts import Shard, read_results
 from binidx.prepare.preprocess.finish import finish
-from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import preprocess, read_finished_manifests, read_records
-from binidx.prepare.preprocess.tokenize_part import make_part
+from binidx.prepare.preprocess.job import plan_parts
+from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.preprocess import preprocess, read_finished_manifests
 from binidx.prepare.text.inputs import find_inputs
 from binidx.testing import ended_well, forked
 
@@ -178,12 +178,12 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
     for number in range(2):
         assert not run(job, shard=Shard(number, 3)).finished
     for part in parts[2::3]:
-        make_part(job, part)
-    records = read_records(job, parts)
+        make_recorded(job, part)
+    records = read_results(JobFiles(job), parts)
     before = run(job)
     assert before.finished
     with pytest.raises(ObjectNotFoundError):
         finish(job, parts, records, overwrite=False, watch=None)  # type: ignore[arg-type]
     assert read_finished_manifests(job, parts) == before.manifests
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-    assert JobFiles(job).folder.uri not in [str(each) for each in tmp_path.iterdir()]
+    assert JobFiles(job).location.uri not in [str(each) for each in tmp_path.iterdir()]

@@ -20,15 +20,23 @@ import pyarrow.parquet as parquet
 import pytest
 import zstandard
 from conftest import Bucket
-from helpers.preprocess_jobs import EOD, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
+from helpers.preprocess_jobs import (
+    EOD,
+    files_of,
+    job_of,
+    make_recorded,
+    run,
+    texts,
+    theirs,
+    tokenizer_path,
+    write_lines,
+)
 from helpers.signed_urls import put_signed, secrets_in, signed, with_user
 from helpers.text_oracle import read_all, read_file
 
-from binidx.errors import AccessError, BinidxError, UnreachableError
-from binidx.jobs.runner import TaskFailure
+from binidx.errors import AccessError, BinidxError, UnreachableError, WorkerError
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job import plan_parts
-from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -140,11 +148,10 @@ def test_a_fault_of_ours_comes_across_without_them(s3: Bucket, tmp_path: Path, m
     def broken(*_: object) -> None:
         raise KeyError(url)
 
-    monkeypatch.setattr(tokenize_part, "make_part", broken)
-    failed = run_part(PartTask(job, part))
-    assert isinstance(failed, TaskFailure)
-    assert "KeyError" in str(failed.error)
-    assert secrets_in(str(failed.error)) == []
+    monkeypatch.setattr(tokenize_part, "PartTokenizer", broken)
+    with pytest.raises(WorkerError, match="KeyError") as raised:
+        make_recorded(job, part)
+    assert secrets_in(str(raised.value)) == []
 
 
 def test_a_whole_job_writes_and_says_none_of_them(

@@ -14,9 +14,10 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.parts import Shard
-from binidx.prepare.preprocess.job import JobFiles, plan_parts
-from binidx.prepare.preprocess.preprocess import build_status, job_status, read_records
+from binidx.jobs.parts import Shard, read_results
+from binidx.prepare.preprocess.job import plan_parts
+from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.preprocess import build_status, job_status
 from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
     Record,
@@ -56,10 +57,10 @@ def parts_of(job: Any) -> Any:
 def moved_to(host: str, job: Any) -> dict[str, Record]:
     """All records that are there, as if another machine had written them."""
     parts, places = parts_of(job), JobFiles(job)
-    moved = {name: replace(record, host=host) for name, record in read_records(job, parts).items()}
+    moved = {name: replace(record, host=host) for name, record in read_results(places, parts).items()}
     for part in parts:
         if part.name in moved:
-            with create_object(places.record(part)) as out:
+            with create_object(places.file(part)) as out:
                 out.write(moved[part.name].to_bytes())
     return moved
 
@@ -97,12 +98,12 @@ def test_each_machine_is_told_with_its_own_parts_documents_and_tokens(tmp_path: 
 def test_progress_counts_the_bytes_of_this_shards_parts_and_those_that_were_done_before(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
     parts = parts_of(job)
-    sizes = [part.num_bytes for part in parts[::2]]
+    sizes = [part.size for part in parts[::2]]
     first, again = Counted(), Counted()
     run(job, shard=Shard(0, 2), watch=first)
     assert first.begun == (0, sum(sizes))
     assert sorted(first.advanced) == sorted(sizes)
-    Path(JobFiles(job).record(parts[0]).uri).unlink()
+    Path(JobFiles(job).file(parts[0]).uri).unlink()
     run(job, shard=Shard(0, 2), watch=again)
     assert again.begun == (sum(sizes[1:]), sum(sizes))
     assert again.advanced == sizes[:1]
@@ -113,7 +114,7 @@ def test_records_and_manifests_without_a_host_are_read(tmp_path: Path) -> None:
     job = job_of(inputs, tmp_path / "en")
     made = run(job, shard=Shard(0, 2)).parts_made
     for part in parts_of(job)[::2]:
-        path = Path(JobFiles(job).record(part).uri)
+        path = Path(JobFiles(job).file(part).uri)
         values = json.loads(path.read_bytes())
         path.write_text(json.dumps({name: each for name, each in values.items() if name not in ("host", "ended")}))
     status = job_status(job)
@@ -155,9 +156,9 @@ def test_time_left_is_by_that_pace_and_the_last_part_says_whether_it_still_runs(
     parts = parts_of(job)
     records = {parts[0].name: record(parts[0].name, 1000, 2, "a"), parts[1].name: record(parts[1].name, 1002, 2, "b")}
     status = build_status(job, parts, records, {}, now=1010)
-    done = parts[0].num_bytes + parts[1].num_bytes
+    done = parts[0].size + parts[1].size
     assert status.bytes_per_second == done / 4
-    assert status.seconds_left == (sum(part.num_bytes for part in parts) - done) / (done / 4)
+    assert status.seconds_left == (sum(part.size for part in parts) - done) / (done / 4)
     assert status.last_part_seconds == 8
     assert [(name, each.parts, each.tokens) for name, each in status.machines.items()] == [("a", 1, 7), ("b", 1, 7)]
     assert status.machines == count_machines(parts, records)
@@ -208,6 +209,6 @@ def test_status_of_another_job_is_an_error_that_says_the_difference(tmp_path: Pa
 def test_a_record_tells_its_machine_and_when_it_ended(tmp_path: Path) -> None:
     job, began = job_of(corpus(tmp_path / "in"), tmp_path / "en"), time.time()
     run(job, shard=Shard(0, 2))
-    for each in read_records(job, parts_of(job)).values():
+    for each in read_results(JobFiles(job), parts_of(job)).values():
         assert each.host == HERE
         assert began <= each.ended <= time.time()

@@ -1,56 +1,43 @@
-"""Finish a job: put the parts together, write the manifests, remove the parts.
+"""Last stage of a job: put the parts together, write the manifests.
 
     1  check that every record exists, that its sums are right, and that the parts have read each input once, to its end
     2  for each key: rewrite the .idx of the parts, let the store concatenate the .bin, publish it, then the .idx
     3  write lineage, quarantine and manifests
-    4  remove the parts, job.json last
 
 Two processes may finish at once, or one after the other was killed: both write the same bytes, and neither removes an
-object that the other may have published. A finished dataset is left alone.
+object that the other may have published.
 
 `PREFIX.manifest.json` is the last object of a job to appear:
 
 {"binidx_manifest": 1, "version": ..., "plan": digest, "job": Job, "dataset": {...}, "counts": Counts,
  "sources": [{"uri": ..., "identity": ..., "counts": Counts, "covered": n}],
  "engines": {name: {"parts": n, "compared": n}}, "machines": {name: Machine}}
-
-`job.json`, the first object of a job and the last to go, identifies the job to which the parts belong:
-
-absent                               this job writes it
-of this job                          the job continues
-of another job without parts         this job replaces it: an earlier call failed before its first part
-of another job with parts            an error with the differences; `overwrite` removes the parts
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
-from binidx.errors import FormatError, ObjectExistsError, redacted
+from binidx.errors import FormatError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
-from binidx.jobs.parts import remove_folder
-from binidx.json_models import JsonFile
-from binidx.prepare.preprocess.job import Job, JobFiles, Part, plan_digest
+from binidx.prepare.preprocess.job import Job, Part, plan_digest
+from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.location import Location
-from binidx.storage.requests.listing import list_matches
-from binidx.storage.requests.remote_object import object_exists, read_small
-from binidx.storage.threads import REQUESTS
-from binidx.storage.writing.concatenate import IN_FLIGHT
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
+from binidx.storage.writing.publish import delete_object, write_object
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[dict[str, Any]]:
@@ -193,7 +180,7 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
         if stored != expected:
             raise FormatError(
                 f"{dataset.prefix}: contradicts its record (found {stored} documents, sequences and tokens, need "
-                f"{expected}); delete the record and run again"
+                f"{expected}); delete the record and give the same command again"
             )
 
 
@@ -234,101 +221,3 @@ def write_quarantine(files: JobFiles, parts: Sequence[Part], records: Records) -
         merge_quarantine(quarantined, files.quarantine)
     else:  # remove that of an older job
         delete_object(files.quarantine)
-
-
-def remove_parts(files: JobFiles, parts: Sequence[Part]) -> None:
-    """Remove all objects of the parts, then job.json; if this is interrupted, the next run removes the rest."""
-    delete_all({file for part in parts for file in files.objects(part)})
-    delete_object(files.job_file)
-    remove_folder(files.folder)
-
-
-def delete_all(objects: Iterable[Location]) -> None:
-    """Delete objects of the job in parallel."""
-    with REQUESTS.executor(IN_FLIGHT) as threads:
-        list(threads.map(delete_object, sorted(objects, key=str)))
-
-
-def list_other_objects(files: JobFiles, parts: Sequence[Part]) -> list[Location]:
-    """Return the objects in the folder of the parts, except job.json and the objects of `parts`.
-
-    Args:
-        parts: parts whose objects are left out.
-    """
-    folder = files.folder + "/"
-    ours = {file.name for file in (files.job_file, *(file for part in parts for file in files.objects(part)))}
-    return [Location(uri, folder.options) for uri in list_matches(folder) if os.path.basename(uri) not in ours]
-
-
-@dataclass(frozen=True)
-class JobFile:
-    """Fields of job.json besides its version."""
-
-    plan: str
-    inputs: list[str]
-    recipe: dict[str, Any]
-
-
-JOB_FILE = JsonFile(JobFile, {"binidx_job": 1}, open=True)
-
-
-def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
-    """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
-
-    Args:
-        parts: all parts of this job.
-        overwrite: whether to remove parts of another job.
-
-    Raises:
-        ObjectExistsError: a dataset, or parts of another job, exist, and `overwrite` is False.
-    """
-    files, content = JobFiles(job), format_job_file(job, parts)
-    existing = read_small(files.job_file)
-    if existing == content:
-        return True
-    if not overwrite:
-        if existing is not None and list_other_objects(files, []):
-            differs = describe_job_difference(existing, content)
-            raise ObjectExistsError(f"{files.job_file}: parts of another job, {differs}; --overwrite removes them")
-        for prefix in files.datasets.values():
-            DatasetTarget(prefix, job.codec).check_free()
-        if existing is None and not put_if_absent(files.job_file, content):
-            raise ObjectExistsError(f"{files.job_file}: another job has just begun here; run it again")
-    if overwrite or existing is not None:
-        write_object(files.job_file, [content])
-    if overwrite and existing is not None:
-        delete_all(list_other_objects(files, parts))
-    return overwrite
-
-
-def format_job_file(job: Job, parts: Sequence[Part]) -> bytes:
-    """Return the content of job.json: the digest that identifies a job, its inputs and its settings."""
-    content = JobFile(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
-    return json.dumps({**JOB_FILE.tags, **asdict(content)}).encode()
-
-
-def describe_job_difference(existing: bytes, ours: bytes) -> str:
-    """Return a clause for a message: the settings in which the jobs of two job.json files differ.
-
-    Args:
-        existing, ours: contents of both files.
-    """
-    try:
-        theirs, mine = JOB_FILE.decode(existing, ""), JOB_FILE.decode(ours, "")
-    except FormatError as error:
-        return f"of an unknown form ({error})"
-    if names := list(_unequal_names(theirs.recipe, mine.recipe)):
-        return f"which differs in {', '.join(names)}"
-    if theirs.inputs != mine.inputs:
-        return f"of other inputs: {', '.join(theirs.inputs[:3])}{', ...' if len(theirs.inputs) > 3 else ''}"
-    return "of inputs that changed since, or of another --part-bytes or --format"
-
-
-def _unequal_names(theirs: Mapping[str, Any], ours: Mapping[str, Any], parent: str = "") -> Iterator[str]:
-    """Yield the names of settings with different values, such as `append_eod` or `tokenizer eod`."""
-    for name, value in ours.items():
-        other = theirs.get(name)
-        if isinstance(value, dict) and isinstance(other, dict):
-            yield from _unequal_names(other, value, f"{name} ")
-        elif value != other:
-            yield parent + name

@@ -1,4 +1,4 @@
-"""Job: all settings that decide the bytes of the result, as one value; its parts; the URIs of its objects.
+"""Job: all settings that decide the bytes of the result, as one value; and its parts.
 
 Settings that do not decide them are arguments of `preprocess`: workers, the place where parts are made, overwriting.
 No I/O happens here. Each part is made without knowledge of the others:
@@ -8,14 +8,6 @@ No I/O happens here. Each part is made without knowledge of the others:
 
 The name of a part is the digest of its slices and of the recipe: the same work has the same name in every run and on
 every machine, and any change of the text, the tokenizer or an option gives another name.
-
-OUTPUT_KEY_document.bin  .idx  .lineage.parquet      the datasets, one a key
-OUTPUT_KEY_document.manifest.json                    last object to appear: the dataset is finished
-OUTPUT.quarantine.jsonl
-OUTPUT-parts/job.json                                first object to appear: identifies the job
-OUTPUT-parts/NAME-0.bin  .idx  .lineage.parquet      a part's dataset of the first key
-OUTPUT-parts/NAME.quarantine.jsonl
-OUTPUT-parts/NAME.json                               the part's last object: its record
 """
 
 from __future__ import annotations
@@ -29,13 +21,11 @@ import numpy as np
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
-from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
 from binidx.jobs.parts import json_digest
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.location import Location
-from binidx.storage.open import codec_named, suffix_of
+from binidx.storage.open import codec_named
 
 ALGORITHM = 1
 """Version of the algorithm; increased if the same job gives other bytes, so that older parts are not reused."""
@@ -198,7 +188,7 @@ class Part:
     slices: tuple[Slice, ...]
 
     @property
-    def num_bytes(self) -> int:
+    def size(self) -> int:
         """Stored bytes of the part's text."""
         return sum(piece.num_bytes for piece in self.slices)
 
@@ -235,45 +225,3 @@ def choose_part_bytes(total_bytes: int) -> int:
 def plan_digest(job: Job, parts: Sequence[Part]) -> str:
     """Return the digest that identifies a job: of its parts' names, and of the recipe, as there may be no part."""
     return json_digest([json_digest(job.recipe), *(part.name for part in parts)])
-
-
-class JobFiles:
-    """Locations of a job's objects.
-
-    Attributes:
-        folder: folder of the parts.
-        job_file: file that identifies the job.
-        quarantine: file with the rows of the job that are not documents.
-        datasets: prefix of the dataset of each key.
-        bin_suffix: suffix of the token files.
-    """
-
-    def __init__(self, job: Job) -> None:
-        output = Location(job.output, job.target_options)
-        self.job, self.folder, self.quarantine = job, output + "-parts", output + ".quarantine.jsonl"
-        self.job_file = self.folder / "job.json"
-        self.datasets = {key: Location(prefix, job.target_options) for key, prefix in job.datasets.items()}
-        self.bin_suffix = f".bin{suffix_of(job.codec)}"
-
-    def prefix(self, part: Part, key: str) -> Location:
-        """Return the prefix of a part's dataset of one key."""
-        return self.folder / f"{part.name}-{self.job.keys.index(key)}"
-
-    def record(self, part: Part) -> Location:
-        """Return the location of a part's record."""
-        return self.folder / f"{part.name}.json"
-
-    def part_quarantine(self, part: Part) -> Location:
-        """Return the location of a part's quarantine."""
-        return self.folder / f"{part.name}.quarantine.jsonl"
-
-    def objects(self, part: Part) -> list[Location]:
-        """Return the locations of all objects of a part, the record first."""
-        suffixes = [self.bin_suffix, ".idx", LINEAGE]
-        datasets = [self.prefix(part, key) + suffix for key in self.job.keys for suffix in suffixes]
-        return [self.record(part), *datasets, self.part_quarantine(part)]
-
-    def is_output(self, uri: str) -> bool:
-        """Return whether an object found among the inputs is an output: a job may write to a folder that it reads."""
-        sidecars = (prefix + suffix for prefix in self.job.datasets.values() for suffix in SIDECARS)
-        return uri.startswith(f"{self.folder}/") or uri in (self.quarantine.uri, *sidecars)

@@ -27,7 +27,8 @@ from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.prepare.preprocess.job import JobFiles, Part
+from binidx.prepare.preprocess.job import Part
+from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines

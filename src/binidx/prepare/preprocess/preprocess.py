@@ -1,15 +1,16 @@
-"""Tokenize text into datasets, with restarts; report the status of a job.
+"""Tokenize text into datasets, as a job of two stages; report its status.
 
-    find inputs ─► plan ─► finished? ─► claim the output ─► make the missing parts ─► finish
+    tokenize    a part of the text  ─►  its datasets in OUTPUT-parts, and a record
+    finish      all parts           ─►  the datasets of the job, joined inside the store where it can
 
-A restart is the same call: it makes the parts that have no record. With `shard` a call makes every n-th part only, for
-Slurm arrays and indexed Jobs; the call that finds all records there finishes the job.
+Restarts and shards are those of all jobs (`jobs.parts`). A finished job is found by the manifests of its datasets.
 
 The status comes from the records of the parts alone, whether the job runs or has stopped, and writes nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,37 +18,19 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import (
-    BinidxError,
-    ConfigError,
-    FormatError,
-    ObjectChangedError,
-    ObjectExistsError,
-    redacted,
-    trims_traceback,
-)
+from binidx.errors import ConfigError, FormatError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs.parts import Shard, Workers
-from binidx.jobs.runner import ATTEMPTS, run_tasks
-from binidx.prepare.preprocess.finish import (
-    Records,
-    claim_output,
-    describe_job_difference,
-    finish,
-    format_job_file,
-    remove_parts,
-)
-from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobFiles, Part, plan_digest, plan_parts
-from binidx.prepare.preprocess.record import Record, count_machines, count_problems, part_sizes, recent_speed
-from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
+from binidx.jobs.parts import JobStage, Shard, Workers, finish_once, read_results, run_stages
+from binidx.prepare.preprocess.finish import Records, finish
+from binidx.prepare.preprocess.job import MOST_BYTES, Job, Part, plan_digest, plan_parts
+from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.record import count_machines, count_problems, part_sizes, recent_speed
+from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.retries import pause
-from binidx.storage.threads import READS
-from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 Manifests = dict[str, dict[str, Any]]
@@ -129,42 +112,39 @@ def preprocess(
     """
     if not isinstance(job, Job):
         raise ConfigError(f"job: found {job!r}, needs a binidx.Job")
-    if shard is not None and overwrite:
-        raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+    place = Workers(engine, workers, executor, shard)
+    place.check_overwrite(overwrite)
     began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)
-    place, inputs = Workers(engine, workers, executor), find_job_inputs(job)
+    inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
+    files = JobFiles(job, parts)
+
+    def report(manifests: Manifests, num_made: int = 0, num_missing: int = 0, records: Records | None = None) -> Report:
+        machines = machines_of(manifests) or count_machines(parts, records or {})
+        return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
+
     if manifests := remove_parts_of_finished(job, parts):
-        return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
+        return report(manifests)
     if job.lineage:
         import binidx.format.arrow  # noqa: F401 - MissingDriverError before any work
     warn_of_inputs(inputs, parts, watch)
-    records = read_records(job, parts) if claim_output(job, parts, overwrite) else {}
-    share = parts if shard is None else shard.select(parts)
-    num_earlier, sizes = len(records), part_sizes(share)
-    if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
-        done_bytes = sum(size for name, size in sizes.items() if name in records)
-        watch.begin("tokenize", sum(sizes.values()), done_bytes)
-        uris = [job.output, *(file.uri for file in inputs)]
-        remote = any(Location(uri).local_path is None for uri in uris)
-        try:
-            for task, record in run_tasks(run_part, tasks, place.open(remote_data=remote)):
-                records[task.part.name] = record
-                watch.advance(sizes[record.name])
-        except FormatError:  # of the first rows: there is nothing to resume
-            if shard is None and not read_records(job, parts):
-                remove_parts(JobFiles(job), parts)
-            raise
-    num_made = len(records) - num_earlier
-    if shard is not None:
-        records |= read_records(job, [part for part in parts if part.name not in records])
-    num_missing = sum(part.name not in records for part in unique_parts(parts))
-    if not num_missing:
-        finish_once(job, parts, records, overwrite, watch)
-    if manifests := remove_parts_of_finished(job, parts):  # maybe by another shard, after this one had made its parts
-        num_missing = 0
-    machines = machines_of(manifests) or count_machines(parts, records)
-    return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
+    files.claim(overwrite=overwrite, parts=parts, check_free=files.check_free)
+    remote = any(Location(uri).local_path is None for uri in [job.output, *(file.uri for file in inputs)])
+    stage = JobStage("tokenize", functools.partial(make_part, job), lambda _: parts)
+    try:
+        (records,), missing = run_stages([stage], files, place, watch, remote_data=remote)
+    except FormatError:  # of the first rows: there is nothing to resume
+        if shard is None and not read_results(files, parts):
+            files.remove(parts)
+        raise
+    if not missing:
+        finish_once(
+            lambda: finish(job, parts, records, overwrite=overwrite, watch=watch),
+            lambda: bool(read_finished_manifests(job, parts)),
+        )
+    # Maybe another shard has finished the job, after this one had made its parts.
+    manifests = remove_parts_of_finished(job, parts)
+    return report(manifests, records.num_made, 0 if manifests else missing, records)
 
 
 def make_paths_absolute(job: Job) -> Job:
@@ -199,11 +179,6 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: Progre
         )
 
 
-def unique_parts(parts: Sequence[Part]) -> list[Part]:
-    """Return each part once: an input that is named twice is tokenized once, and stored twice."""
-    return list({part.name: part for part in parts}.values())
-
-
 def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
     """Return the manifest of each dataset, by its key in the text, if this same job wrote all of them; else {}."""
     manifests = {key: read_manifest(prefix + MANIFEST) for key, prefix in JobFiles(job).datasets.items()}
@@ -215,7 +190,7 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
 def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
-        remove_parts(JobFiles(job), parts)
+        JobFiles(job).remove(parts)
     return manifests
 
 
@@ -239,36 +214,6 @@ def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> boo
     dropped = manifest.get("counts", {}).get("dropped", {})
     same_policy = manifest.get("job", {}).get("on_error") == job.on_error
     return (same_policy or not count_problems(dropped)) and manifest.get("plan") == plan_digest(job, parts)
-
-
-def finish_once(
-    job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: ProgressWatcher
-) -> None:
-    """Finish the job, unless another process finishes it first.
-
-    Args:
-        records: name of each part -> its record.
-        overwrite, watch: as in `preprocess`.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            finish(job, parts, records, overwrite=overwrite, watch=watch)
-            return
-        except BinidxError as error:  # the other process may have removed the parts, or published the dataset
-            if read_finished_manifests(job, parts):
-                return
-            # A second worker of a part may write the same bytes again, while they are read.
-            if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
-                raise
-            time.sleep(pause(attempt))
-
-
-def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
-    """Return the records of the finished parts, by name."""
-    files = JobFiles(job)
-    with READS.executor(IN_FLIGHT) as threads:
-        records = threads.map(lambda part: read_record(files, part), unique_parts(parts))
-        return {record.name: record for record in records if record is not None}
 
 
 @dataclass(frozen=True)
@@ -314,14 +259,13 @@ def job_status(job: Job) -> JobStatus:
     job = make_paths_absolute(job)
     parts = plan_parts(job, find_job_inputs(job))
     manifests = read_finished_manifests(job, parts)
-    records: dict[str, Record] = {}
+    records: Records = {}
     if not manifests:
-        file, content = JobFiles(job).job_file, format_job_file(job, parts)
-        existing = read_small(file)
-        if existing is not None and existing != content:
-            differs = describe_job_difference(existing, content)
-            raise ObjectExistsError(f"{file}: parts of another job, {differs}; give the options of that job")
-        records = read_records(job, parts)
+        files = JobFiles(job, parts)
+        found = read_small(files.job_file)
+        if found not in (None, files.content):
+            raise files.refusal(found, "give the options of that job")
+        records = read_results(files, parts)
         manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
     return build_status(job, parts, {} if manifests else records, manifests, time.time())
 

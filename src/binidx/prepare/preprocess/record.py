@@ -93,9 +93,8 @@ class Record:
         return json.dumps({**RECORD_FILE.tags, **asdict(self)}).encode()
 
 
-RECORD_FILE = JsonFile(
-    Record, {"binidx_part": VERSION}, hint="finish with the binidx that began, or delete it and run again"
-)
+HINT = "finish with the binidx that began, or delete it and give the same command again"
+RECORD_FILE = JsonFile(Record, {"binidx_part": VERSION}, hint=HINT)
 
 
 RECENT_PARTS = 100
@@ -104,7 +103,7 @@ RECENT_PARTS = 100
 
 def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
     """Return the stored bytes of each part's text, by the part's name."""
-    return {part.name: part.num_bytes for part in parts}
+    return {part.name: part.size for part in parts}
 
 
 def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from binidx import errors
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.parts import guarded
-from binidx.jobs.runner import TaskFailure, check_stop
-from binidx.prepare.preprocess.job import Job, JobFiles, Part
+from binidx.jobs.runner import check_stop
+from binidx.prepare.preprocess.job import Job, Part
+from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.part_writer import PartWriter
-from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
+from binidx.prepare.preprocess.record import SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import TABLES, Extent, Slice
@@ -45,8 +45,6 @@ from binidx.prepare.tokenizers.engine_choice import (
     reference_engine,
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
-from binidx.storage.requests.remote_object import read_small
-from binidx.storage.writing.publish import write_object
 
 MOST_CHARACTERS = 1_000_000
 """Longer texts are cut before they are split into sentences, as Punkt's time grows faster than the text's length."""
@@ -181,24 +179,8 @@ BATCH_BYTES, LEAST_BATCH_BYTES = {"gigatoken": 4 << 20}, 1 << 20
 of memory; other engines take up to a second for 1 MiB, during which a worker cannot be stopped."""
 
 
-@dataclass(frozen=True)
-class PartTask:
-    """Part of a job to make. It can be pickled."""
-
-    job: Job
-    part: Part
-
-    def __str__(self) -> str:
-        return str(self.part)
-
-
-def run_part(task: PartTask) -> Record | TaskFailure:
-    """Make a part; return its record, or a TaskFailure."""
-    return guarded(lambda: make_part(task.job, task.part), str(task))
-
-
 def make_part(job: Job, part: Part) -> Record:
-    """Make a part and return its record; return the record that another worker has written, if there is one.
+    """Write the objects of a part, in a worker; return its record.
 
     Raises:
         FormatError: a row is not a document and `on_error` is `raise`, or the counts do not add up.
@@ -207,40 +189,20 @@ def make_part(job: Job, part: Part) -> Record:
         StorageError: a store fails.
     """
     files, began, began_cpu = JobFiles(job), time.monotonic(), time.thread_time()
-    if (record := read_record(files, part)) is not None:
-        return record
     with contextlib.ExitStack() as opened:
         writer = PartWriter(files, part, opened)
         tokenizer = PartTokenizer(job, part, writer)
         for number in range(len(part.slices)):
             tokenizer.run(number)
-        if (record := read_record(files, part)) is not None:
+        record: Record | None = files.read(part)
+        if record is not None:  # another worker was faster, and its objects may be read now
             return record
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
-        record = Record(
+        return Record(
             part.name, tokenizer.engine.name, tokenizer.engine.compared, tokenizer.counts, tokenizer.extents, datasets,
             writer.quarantined, *seconds, job.on_error, socket.gethostname(), time.time(),
         )  # fmt: skip
-    write_object(files.record(part), [record.to_bytes()])
-    return record
-
-
-def read_record(files: JobFiles, part: Part) -> Record | None:
-    """Return a part's record; None if it has none, or if this job would have treated its bad rows differently.
-
-    Args:
-        files: locations of the job's objects.
-        part: part of the job.
-    """
-    file = files.record(part)
-    data = read_small(file)
-    record = None if data is None else RECORD_FILE.decode(data, file.uri)
-    if record is None or not record.valid_for(files.job.on_error):
-        return None
-    if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*files.job.keys}:
-        raise errors.FormatError(f"{file}: not the record of {part}; delete it and run again")
-    return record
 
 
 class PartTokenizer:

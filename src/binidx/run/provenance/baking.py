@@ -45,7 +45,8 @@ from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
-from binidx.jobs.parts import JobFolder, JobStage, PerProcess, Values, Workers, run_stages
+from binidx.jobs.engines import PerProcess
+from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
@@ -147,7 +148,7 @@ class _Bake:
     def folder(self) -> JobFolder:
         """Folder of the exchange objects."""
         identity = {"binidx_bake": ALGORITHM, **asdict(self.baked), "chunk_bytes": self.chunk_bytes}
-        return JobFolder(self.target / "exchange", identity)
+        return JobFolder(self.target / "exchange", identity, numbered=True)
 
     @cached_property
     def token_bytes(self) -> list[int]:

@@ -20,7 +20,8 @@ from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
 from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
-from binidx.jobs.parts import PerProcess, RangePart, Values, Workers, make_parts
+from binidx.jobs.engines import PerProcess
+from binidx.jobs.parts import RangePart, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder

@@ -33,7 +33,7 @@ from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
-from binidx.jobs.parts import PerProcess
+from binidx.jobs.engines import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_sources
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import (
