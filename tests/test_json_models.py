@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -322,6 +324,25 @@ def test_a_number_beyond_64_bits_is_refused_in_our_files_and_ignored_in_those_of
     with pytest.raises(FormatError, match="x: no JSON: 1e999 does not fit 64 bits"):
         RECORD_FILE.decode(b'{"seconds": 1e999}', "x")
     assert CONFIG.decode(b'{"model_max_length": 1000000000000000019884624838656}', "x").eos_token is None
+
+
+def test_threads_that_use_a_model_for_the_first_time_at_once_get_its_values() -> None:
+    """Alone in a process: msgspec without the lock ends it by SIGSEGV, in one of some ten rounds."""
+    program = """if True:
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+        from dataclasses import make_dataclass
+        from binidx.json_models import JsonFile
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(300):
+                inner = make_dataclass("Inner", [(f"f{number}", int) for number in range(20)])
+                file = JsonFile(make_dataclass("Model", [("a", inner), ("b", list[inner])]))
+                values = {f"f{number}": number for number in range(20)}
+                found = threads.map(lambda _: file.convert({"a": values, "b": [values]}, "x").b[0].f7, range(8))
+                assert [*found] == [7] * 8
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, 1])

@@ -11,11 +11,14 @@ msgspec's parser refuses, such as file names that are not UTF-8. A float field k
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import logging
 import math
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
@@ -113,7 +116,9 @@ class JsonFile(Generic[Model]):
                     self._fail(subject, f"$.{name}: expected {_short(needed)} (found {_short(found)})")
             value = {name: each for name, each in value.items() if name not in self.tags}
         try:
-            made = msgspec.convert(value, self.model, str_keys=True)
+            with contextlib.nullcontext() if self.model in _described else _describing:
+                made = msgspec.convert(value, self.model, str_keys=True)
+                _described.add(self.model)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half of a surrogate pair
             self._fail(subject, _reworded(str(error), value))
         for path, name, known in () if self.open else _unknown_fields(value, made, "$"):
@@ -178,6 +183,18 @@ def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MOST_QUOTED else f"{type(value).__name__} {text[:60]}..."
 
+
+_describing, _described = threading.RLock(), set[Any]()
+"""Lock for the first use of a model, and the models that have been used. msgspec 0.22 keeps its description of a
+dataclass before that is complete, and a thread that finds it so ends the process. Source: msgspec, _core.c."""
+
+
+def _after_fork() -> None:
+    global _describing
+    _describing = threading.RLock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _warned: set[tuple[str, str, str]] = set()
 """Models, paths and names of unknown fields that this process has logged."""
