@@ -343,17 +343,21 @@ def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"lineage": not arguments.no_lineage, **chosen(arguments, *names)}
 
 
-def add_workers(options: argparse._ActionsContainer, what: str) -> None:
-    """Add the options of a command whose work can leave the machine.
+def add_workers(
+    options: argparse._ActionsContainer, what: str, engine: str | None = None
+) -> argparse._ActionsContainer:
+    """Add the options of a command whose work can leave the machine; return the group of `--shard`, of which one holds.
 
     Args:
         what: the parts, in plural: "files".
+        engine: default engine; None: this process.
     """
-    options.add_argument(
-        "--engine", help=f"where {what} are made: local, ray, ray:ADDRESS, dask=ADDRESS (this process)"
-    )
+    places = f"where {what} are made: local, ray, ray:ADDRESS, dask=ADDRESS ({engine or 'this process'})"
+    options.add_argument("--engine", default=engine, help=places)
     options.add_argument("--workers", type=int, metavar="N", help=f"{what} made at once (a core each)")
-    options.add_argument("--shard", type=shard, metavar="I/N", help="only each N-th, from the I-th, from 0")
+    share = options.add_mutually_exclusive_group()
+    share.add_argument("--shard", type=shard, metavar="I/N", help="only each N-th, from the I-th, from 0")
+    return share
 
 
 def workers(arguments: argparse.Namespace) -> Workers:

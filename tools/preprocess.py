@@ -43,7 +43,7 @@ from binidx.prepare.preprocess.preprocess import JobStatus, Report, job_status, 
 from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.storage.open import COMPRESSED
 
-from ._command import RESUMES, add_json, chosen, command, num_bytes, print_result, shard
+from ._command import RESUMES, add_json, add_workers, chosen, command, num_bytes, print_result
 from ._display import counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
@@ -103,11 +103,7 @@ def _add_tokens(group: Any) -> None:
 
 
 def _add_work(group: Any) -> None:
-    group.add_argument("--workers", type=int, metavar="N", help="parts at once (as many as cores)")
-    group.add_argument("--engine", default="local", help="local, ray, ray:ADDRESS or dask=ADDRESS (local)")
-    share = group.add_mutually_exclusive_group()
-    share.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
-    share.add_argument(
+    add_workers(group, "parts", "local").add_argument(
         "--finish", dest="shard", action="store_const", const=FINISH, help="make no part; put them together"
     )
     group.add_argument(

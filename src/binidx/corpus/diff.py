@@ -153,8 +153,7 @@ class _Diff:
     def folder(self) -> JobFolder:
         """Folder of the records and exchange objects."""
         identities = [dataset.identity for dataset in self.datasets]
-        identity = {"binidx_diff": ALGORITHM, "few": self.few, "datasets": identities}
-        return JobFolder(self.location, identity, numbered=True)
+        return JobFolder(self.location, {"binidx_diff": ALGORITHM, "few": self.few, "datasets": identities})
 
     def run(self, datasets: Sequence[WholeDataset], workers: Workers, watch: ProgressWatcher) -> dict[str, Any]:
         """Run the stages; return the fields of a Difference about documents."""

@@ -275,7 +275,7 @@ class _ShuffleParts:
         identities = [source.identity for source in self.sources]
         identity = {"binidx_shuffle": ALGORITHM, "seed": self.seed, "codec": self.target.codec, "sources": identities}
         prefix = self.target.prefix
-        return JobFolder(Location(f"{prefix.absolute}-parts", prefix.options), identity, numbered=True)
+        return JobFolder(Location(f"{prefix.absolute}-parts", prefix.options), identity)
 
     @cached_property
     def num_buckets(self) -> int:

@@ -10,12 +10,9 @@ FOLDER/NAME.json      {"binidx_record": 1, "result": values}: proof that the par
 The name of a part is a digest of all that decides its bytes, so a record is valid for any later call. A restart is the
 same call, which finds job.json
 
-    absent                               and writes it
-    of this job                          and continues
-    of another job without parts         and replaces it: an earlier call failed before its first part
-    of another job with parts            and is an error with the differences; `overwrite` removes the parts
-
-If parts are named by numbers, as those of several stages are, any other job is an error.
+    absent               and writes it
+    of this job          and continues
+    of another job       and is an error with the differences; `overwrite` removes the parts of that job
 
 Several calls may finish a job at once. Each writes the same bytes, and the first one to be ready removes the folder.
 Work without a folder has no records: each part is a file of the result, and is kept if it exists.
@@ -214,12 +211,11 @@ class JobFolder:
     Args:
         location: the folder.
         identity: all that decides the result of the job, in JSON values; no secrets. Workers do not get it.
-        numbered: whether parts are named by numbers, not by digests. Then no other job is ever replaced: one of its
-            workers may still write a part of the same name.
+        replaceable: whether another job that has made no part is replaced, as a call that failed before its first part.
     """
 
-    def __init__(self, location: Location, identity: Mapping[str, Any], *, numbered: bool = False) -> None:
-        self.location, self.identity, self.numbered = location, identity, numbered
+    def __init__(self, location: Location, identity: Mapping[str, Any], *, replaceable: bool = False) -> None:
+        self.location, self.identity, self.replaceable = location, identity, replaceable
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "identity": {}}
@@ -259,7 +255,7 @@ class JobFolder:
             return
         others = [] if found is None else self._list_others()
         if not overwrite:
-            if found is not None and (others or self.numbered):
+            if found is not None and (others or not self.replaceable):
                 way = "or remove the folder" if overwrite is None else "or give --overwrite, which removes them"
                 raise self.refusal(found, f"finish that job, {way}")
             check_free()

@@ -27,14 +27,12 @@ from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
-from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.prepare.preprocess.job import Job, Part, plan_digest
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.slices import check_extents
-from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object, write_object
@@ -156,13 +154,20 @@ def merge_key(
         files: locations of the job's objects.
         key: JSON key of the dataset.
         parts, records, overwrite, watch: as in `finish`.
+
+    Raises:
+        ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
+            was killed after that; it may be replaced by the same bytes, but is never removed.
     """
     target = DatasetTarget(files.datasets[key], files.job.codec)
     opened = SourceDatasets([files.prefix(part, key) for part in parts])
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened.datasets)
-        old = obsolete_objects(target, columns, overwrite)
-        merge_tokens(opened, target, columns, lambda: delete_objects(old), watch)
+        if not overwrite and object_exists(target.idx):
+            target.compare_index(columns)
+        # Without `overwrite` an existing .idx has been compared, and stays.
+        remove = target.remove_existing if overwrite else lambda: delete_objects(superseded_objects(target.bin))
+        merge_tokens(opened, target, columns, remove, watch)
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
@@ -182,24 +187,6 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
                 f"{dataset.prefix}: contradicts its record (found {stored} documents, sequences and tokens, need "
                 f"{expected}); delete the record and give the same command again"
             )
-
-
-def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[Location]:
-    """Return the objects to remove right before the new dataset appears.
-
-    Args:
-        target: dataset to write.
-        columns: its index.
-        overwrite: whether another dataset is replaced.
-
-    Raises:
-        ObjectExistsError: another dataset exists. The same dataset may exist if another process publishes it now, or
-            was killed after that; it may be replaced by the same bytes, but is never removed.
-    """
-    if not overwrite and object_exists(target.idx):
-        target.compare_index(columns)
-    old = [target.idx, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
-    return [*old, *superseded_objects(target.bin)]
 
 
 def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Records) -> None:

@@ -54,7 +54,8 @@ class JobFiles(JobFolder):
     def __init__(self, job: Job, parts: Sequence[Part] | None = None) -> None:
         output = Location(job.output, job.target_options)
         own = None if parts is None else JobFile(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
-        super().__init__(output + "-parts", {} if own is None else {**JOB_FILE.tags, **asdict(own)})
+        identity = {} if own is None else {**JOB_FILE.tags, **asdict(own)}
+        super().__init__(output + "-parts", identity, replaceable=True)
         self.job, self.quarantine = job, output + ".quarantine.jsonl"
         self.datasets = {key: Location(prefix, job.target_options) for key, prefix in job.datasets.items()}
         self.bin_suffix = f".bin{suffix_of(job.codec)}"

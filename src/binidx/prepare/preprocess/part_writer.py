@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
 from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
-from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.prepare.preprocess.job import Part
 from binidx.prepare.preprocess.job_files import JobFiles
@@ -37,7 +37,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.store_protocols import MultipartStore
-from binidx.storage.writing.publish import create_object, write_object
+from binidx.storage.writing.publish import create_object
 
 QUARANTINE_BLOCK_BYTES = 1 << 20
 """Bytes of a quarantine file that are read at once."""
@@ -94,38 +94,36 @@ class DatasetWriter:
     """
 
     def __init__(self, files: JobFiles, part: Part, key: str) -> None:
-        self._prefix, self._columns = files.prefix(part, key), IndexColumns(files.job.dtype)
-        self._bin = BinWriter(limit_part_bytes(self._prefix + files.bin_suffix))
-        self._lineage = None
+        prefix = files.prefix(part, key)
+        target = DatasetTarget(limit_part_bytes(prefix), files.job.codec)
+        self._output, self._lineage = DatasetOutput(target, files.job.dtype, multimodal=False), None
         if files.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._lineage = LineageWriter(self._prefix + LINEAGE)
-        self._digest, self._num_tokens = xxhash.xxh3_64(), 0
+            self._lineage = LineageWriter(prefix + LINEAGE)
+        self._digest = xxhash.xxh3_64()
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
         """Append the documents of a batch; `source` is the URI of their text file."""
         data = stored.tokens.view(np.uint8).data
-        self._bin.write(data)
+        self._output.bin.write(data)
         self._digest.update(data)
-        self._num_tokens += len(stored.tokens)
-        self._columns.add(stored.sequence_lengths, stored.document_indices[1:])
+        self._output.columns.add(stored.sequence_lengths, stored.document_indices[1:])
         if self._lineage is not None:
             ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
             self._lineage.add(source, batch.rows, batch.positions, ids, *stored)
 
     def publish(self) -> TokenCounts:
         """Publish the dataset's objects; return counts for the part's record, without which the objects are ignored."""
-        self._bin.publish()
-        write_object(self._prefix + ".idx", self._columns.format())
+        self._output.publish()
         if self._lineage is not None:
             self._lineage.publish()
-        return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
+        counts = self._output.columns.counts()
+        return TokenCounts(counts["sequences"], counts["tokens"], self._digest.hexdigest())
 
     def close(self) -> None:
         """Remove all temporary files that are not published."""
-        self._columns.close()
-        self._bin.abandon()
+        self._output.close()
         if self._lineage is not None:
             self._lineage.abandon()
 

@@ -148,7 +148,7 @@ class _Bake:
     def folder(self) -> JobFolder:
         """Folder of the exchange objects."""
         identity = {"binidx_bake": ALGORITHM, **asdict(self.baked), "chunk_bytes": self.chunk_bytes}
-        return JobFolder(self.target / "exchange", identity, numbered=True)
+        return JobFolder(self.target / "exchange", identity)
 
     @cached_property
     def token_bytes(self) -> list[int]:
