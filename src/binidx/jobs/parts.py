@@ -389,12 +389,12 @@ def make_parts(
     results = PartResults[Result]() if folder is None else read_results(folder, unique)
     share = workers.select(unique)
     tasks = [part for part in share if part.name not in results]
-    sizes = [sum(part.size for part in some) for some in (share, tasks)]
-    if begin is None:
-        advance(sizes[0] - sizes[1])
+    total, left = (sum(part.size for part in some) for some in (share, tasks))
+    if begin is None and left < total:
+        advance(total - left)
     if tasks:
         if begin is not None:
-            begin(sizes[0], sizes[0] - sizes[1])
+            begin(total, total - left)
         for part, result in run_tasks(
             _Work(make, folder), tasks, workers.open(remote_data=remote_data, task_bytes=task_bytes)
         ):
