@@ -6,11 +6,12 @@ import contextlib
 import difflib
 import io
 import os
-import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+
+from ._old_names import renamed
 
 GROUPS = {
     "bring data in": {
@@ -39,11 +40,9 @@ GROUPS = {
     "ask a run": {
         "trace": ("trace_step", "samples, documents and text of a step"),
         "where": ("where", "every step, rank and slot that read a document"),
-        "account": ("account", "tokens and epochs of each source of a run"),
+        "account": ("account", "tokens and epochs of each source of a run: table, card, figure"),
         "spikes": ("spikes", "steps with too high a loss, and the documents in them"),
         "grep": ("grep", "documents with an exact text, or items of an evaluation"),
-        "summary": ("summary", "a data card of a run, and a public summary to complete"),
-        "plot": ("plot", "a figure of a run for a paper: blend, epochs, lengths, repeats"),
         "explore": ("explore", "a run or a dataset in a browser: steps, documents, text"),
     },
     "move": {
@@ -69,23 +68,12 @@ OTHER_NAMES = {
 }
 """Name that a user may try -> the command."""
 
-RENAMED: dict[str, tuple[str, ...]] = {
-    "bake": ("prepare", "bake"),
-    "check-node": ("doctor", "--nodes", "1"),
-    "exposures": ("where", "--count"),
-    "pack": ("export", "litpkds"),
-    "pack --back": ("import", "litpkds"),
-    "prepare-cache": ("prepare", "index"),
-    "read-plan": ("prepare", "read-plan"),
-    "run": ("plan",),
-}
-"""Name in the previous release -> the command; it works for one more release."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is wrong."""
     with closed_pipe_is_no_error():
-        return _run(*(list(sys.argv[1:] if argv is None else argv) or ["--help"]))
+        words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+        return next(filter(None, (_run(*call) for call in renamed(*words))), 0)
     return 0
 
 
@@ -115,18 +103,6 @@ def _run(name: str, *arguments: str) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
-    if name == "pack":
-        name = "pack --back" if "--back" in arguments else name
-        arguments = tuple(re.sub("^--sep(?==|$)", "--eod", each) for each in arguments if each != "--back")
-    if name == "prepare-cache" and "--read-plan" in arguments:
-        indices = [word for word in arguments if word != "--read-plan"]
-        plans = ["--workers" if word == "--threads" else word for word in indices]
-        plans = [word for word in plans if word not in ("--for-megatron", "--no-pin")]
-        print(f"binidx {name} --read-plan is binidx prepare index, then binidx prepare read-plan now", file=sys.stderr)
-        return _run("prepare", "index", *indices) or _run("prepare", "read-plan", *plans)
-    if name in RENAMED:
-        print(f"binidx {name} is binidx {' '.join(RENAMED[name])} now", file=sys.stderr)
-        name, arguments = RENAMED[name][0], RENAMED[name][1:] + arguments
     if name not in COMMANDS:
         names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
         near = "".join(f", did you mean {match!r}?" for match in names)

@@ -1,4 +1,8 @@
-"""Shared parts of the commands: their `main`, exit status, one-line errors, common options and argument types."""
+"""Shared parts of the commands: their `main`, exit status, one-line errors, common options and argument types.
+
+Options and help need the standard library and `binidx.errors` alone. What runs a command imports the library itself, so
+that `--help` takes no longer than argparse.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,9 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from binidx.errors import (
     AccessError,
@@ -28,11 +33,11 @@ from binidx.errors import (
     ObjectNotFoundError,
     UnreachableError,
 )
-from binidx.format.bin_file import as_prefix
-from binidx.jobs.parts import Shard, Workers
-from binidx.storage.settings import parse_bytes
 
 from ._display import Bar, fitted, print_note
+
+if TYPE_CHECKING:
+    from binidx.jobs.parts import Workers
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
@@ -45,7 +50,7 @@ def command(
     name: str,
     doc: str | None,
     add_options: Callable[[argparse.ArgumentParser], None],
-    body: Callable[[argparse.Namespace], int | None],
+    body: Body,
     after_interrupt: str = "interrupted",
     *,
     progress: bool = False,
@@ -124,6 +129,29 @@ def add_output(options: argparse.ArgumentParser, *, progress: bool = False) -> N
         if progress:
             how = "on stderr, as lines of JSON (a bar, or a line a minute if it is no terminal)"
             each.add_argument("--progress", choices=["json"], help=how)
+
+
+Body = Callable[[argparse.Namespace], int | None]
+"""Function that runs a command or a subcommand; it returns the exit status, None for 0."""
+
+
+def add_subcommands(options: argparse.ArgumentParser, *rows: tuple[str, Body, str]) -> list[argparse.ArgumentParser]:
+    """Add subcommands to a command whose body is `run_subcommand`, and return their parsers.
+
+    Args:
+        rows: name, body and purpose of each.
+    """
+    commands, parsers = options.add_subparsers(required=True, metavar="COMMAND"), list[argparse.ArgumentParser]()
+    for name, body, purpose in rows:
+        parsers.append(commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False))
+        parsers[-1].set_defaults(body=body)
+    return parsers
+
+
+def run_subcommand(arguments: argparse.Namespace) -> int | None:
+    """Run the chosen subcommand; return its exit status."""
+    status: int | None = arguments.body(arguments)
+    return status
 
 
 def subcommands(options: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -301,6 +329,12 @@ def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> No
     options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
 
 
+def add_stores(options: argparse._ActionsContainer, source: str = "the source", target: str = "the target") -> None:
+    """Add the options of the stores of the source and of the target."""
+    add_json(options, "--source-options", f"fsspec's options for {source}")
+    add_json(options, "--target-options", f"the same for {target}")
+
+
 def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
     """Print a result, as JSON values with --json, else as text; the bar of the last stage vanishes before it.
 
@@ -333,8 +367,7 @@ def add_writing(options: argparse.ArgumentParser) -> None:
     """Add the options of a command that makes datasets from other datasets."""
     options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    add_json(options, "--source-options", "fsspec's options for the sources")
-    add_json(options, "--target-options", "the same for the target")
+    add_stores(options)
 
 
 def writing(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -362,26 +395,57 @@ def add_workers(
 
 def workers(arguments: argparse.Namespace) -> Workers:
     """Return the workers that the options of `add_workers` choose."""
+    from binidx.jobs.parts import Shard, Workers
+
     return Workers(arguments.engine, arguments.workers, shard=arguments.shard and Shard(*arguments.shard))
 
 
 def chosen_workers(arguments: argparse.Namespace) -> Workers | None:
     """Return the workers that the options choose; None if none of them was given: this process does the work."""
-    place = workers(arguments)
-    return None if place == Workers() else place
+    given = (arguments.engine, arguments.workers, arguments.shard)
+    return None if given == (None, None, None) else workers(arguments)
 
 
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
 
 
+def prefix(text: str) -> str:
+    """Return the prefix of a dataset that the user means."""
+    from binidx.format.bin_file import as_prefix
+
+    return as_prefix(text)
+
+
 def target(text: str) -> str:
     """Return the prefix to write that the user means; a folder stays one, and is an error where it is written."""
-    return text if text.endswith("/") else as_prefix(text)
+    return text if text.endswith("/") else prefix(text)
+
+
+class Names:
+    """Type of an argument that is a name of a table of the library, which is imported when a value is parsed.
+
+    Args:
+        module, table: the table.
+        more: further names.
+    """
+
+    def __init__(self, module: str, table: str, *more: str) -> None:
+        self.module, self.table, self.more = module, table, more
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self.more, *getattr(import_module(self.module), self.table))
+
+    def __call__(self, text: str) -> str:
+        if text not in self:
+            raise argparse.ArgumentTypeError(f"found {text}, needed one of {', '.join(self)}")
+        return text
 
 
 def num_bytes(text: str) -> int:
     """Parse a size: `2GB`, `512MiB`, plain digits."""
+    from binidx.storage.settings import parse_bytes
+
     try:
         if (size := parse_bytes(text)) >= 0:
             return size

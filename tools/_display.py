@@ -11,11 +11,10 @@ import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tqdm import tqdm
-
-from binidx.storage.writing.copy import Unit
+if TYPE_CHECKING:
+    from binidx.storage.writing.copy import Unit
 
 GAP = 2
 MOST_ROWS = 40
@@ -34,8 +33,10 @@ class Bar:
     """
 
     def __init__(self, command: str, form: str | None = None) -> None:
-        self._command, self._form = command, form
-        self._bar: tqdm[Any] = tqdm(disable=True)
+        from tqdm import tqdm
+
+        self._command, self._form, self._tqdm = command, form, tqdm
+        self._bar: Any = tqdm(disable=True)
         self._what, self._unit, self._total, self._before, self._done = "", "bytes", 0, 0, 0
         self._began, self._ended, self._drawing = time.monotonic(), threading.Event(), threading.Lock()
 
@@ -65,7 +66,7 @@ class Bar:
         verb, blank, name = re.sub(r"\S*/(?=\S)", "", what).rpartition(" ")
         label = f"{verb}{blank}{shortened(name, max(12, columns(sys.stderr) - METER - len(verb + blank)))}"
         # disable=None: no bar unless it is a terminal. smoothing=0: the rate is the mean since the start of the bar.
-        self._bar = tqdm(
+        self._bar = self._tqdm(
             desc=label, total=total or None, initial=done, unit=shown, unit_scale=True, unit_divisor=divisor,
             disable=None, smoothing=0, leave=False, bar_format=None if unit else "{desc}: {elapsed}",
         )  # fmt: skip
@@ -117,9 +118,11 @@ class Bar:
                 self.print_progress()
 
 
-def print_above(text: str) -> None:
-    """Print lines on stdout, above the bar if there is one."""
-    tqdm.write(text, file=sys.stdout)
+def print_above(text: str, stream: Any = None) -> None:
+    """Print lines on stdout, or another stream, above the bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=stream or sys.stdout)
 
 
 METER = 56
@@ -161,7 +164,7 @@ def print_note(subject: str, message: str, kind: str = "") -> None:
     text = fitted(f"{subject}: {message}", sys.stderr)
     if kind and sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         text = f"\033[{COLOURS[kind]}m{text[: len(subject)]}\033[0m{text[len(subject) :]}"
-    tqdm.write(text, file=sys.stderr)  # above a bar
+    print_above(text, sys.stderr)
 
 
 def table(

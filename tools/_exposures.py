@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from binidx.errors import FormatError
 from binidx.order.order_protocols import Numbers
+from binidx.order.reads import TokenReads
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.history import Runs
+from binidx.run.provenance.reading import StoredBlocks
+from binidx.run.provenance.run_order import RunOrder
 from binidx.search.document_search import find_token_table
 from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
+from ._command import print_result
 from ._display import counts, table
-from ._runs import READ_HEAD, print_comparison, read_cells, steps_cell
+from ._runs import READ_HEAD, exposure_rows, print_comparison, read_cells, steps_cell
 
 
 def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numbers]:
@@ -30,6 +39,45 @@ def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numb
     arguments.watch.end_stage()
     print_comparison(arguments.normalize)
     return {name: rows[:, [0, 2, 3]] for name, rows in find_ranges(sources, result).items()}
+
+
+def reads_of_stored(
+    history: Runs, samples: Collection[Numbers], stop_step: int
+) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+    """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
+    if samples:
+        for order, steps in history.orders(range(history.first_step, stop_step)):
+            if isinstance(order.order, StoredBlocks):
+                reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
+                yield order, reads, order.contents(reads.sample)
+
+
+def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
+    """Return a row for each stored sample whose name was given."""
+    rows = []
+    for name, samples in stored.items():
+        for order, reads, _ in reads_of_stored(history, [samples], stop_step):
+            assert isinstance(order.order, StoredBlocks)
+            source, steps = order.order.label(int(samples[0]))["source"], reads.step.tolist()
+            counts = dict.fromkeys(("samples", "samples_trained", "times_started"), len(steps))
+            counts["tokens"] = len(steps) * order.order.sequence_length
+            ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
+            rows.append({"source": source, "document": name, **counts, **ends})
+    return rows
+
+
+def print_counts(
+    history: Runs,
+    documents: Mapping[str, Sequence[int] | Numbers],
+    stored: Mapping[str, Numbers],
+    stop_step: int,
+    arguments: argparse.Namespace,
+) -> None:
+    """Print how often documents, or with --text matches, and stored samples were read."""
+    exposures = count_exposures(history, documents, stop_step, earlier=not arguments.no_earlier)
+    rows = [*count_stored(history, stored, stop_step), *exposure_rows(exposures)]
+    name, text = ("documents", document_table) if arguments.text is None else ("matches", match_table)
+    print_result({"steps": stop_step, "normalized": arguments.normalize, name: rows}, text(rows, stop_step), arguments)
 
 
 def document_table(rows: list[dict[str, Any]], stop: int) -> str:

@@ -1,4 +1,4 @@
-"""Shared parts of the commands about a saved run: the run, its sizes, its steps, and rows with documents and text."""
+"""Work of the commands about a saved run: the run, its sizes, its steps, and rows with documents and text."""
 
 from __future__ import annotations
 
@@ -28,28 +28,11 @@ from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
-from ._command import add_json, chosen
+from ._command import chosen
 from ._display import print_above, print_note
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""
-
-
-def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data", nargs: str | None = None) -> None:
-    """Add the argument RUN, and the storage options for `of`.
-
-    Args:
-        of: subject of the storage options, for the help.
-        nargs: of RUN, as in argparse: "?" if another option can take its place.
-    """
-    options.add_argument("run", metavar="RUN", nargs=nargs, help="path or URI of what binidx.Run.save wrote")
-    add_json(options, "--storage-options", f"fsspec's own, for {of}")
-
-
-def add_normalize(options: argparse.ArgumentParser) -> None:
-    """Add the option to compare normal forms of texts."""
-    told = "compare texts by their Unicode NFKC, without case; a run of blanks and punctuation is one blank"
-    options.add_argument("--normalize", action="store_true", help=told)
 
 
 def print_comparison(normalized: bool) -> None:
@@ -57,28 +40,6 @@ def print_comparison(normalized: bool) -> None:
     rules = "in normal form (NFKC, case folded, a run of blanks and punctuation is one blank)"
     plain = "byte for byte; --normalize folds case, Unicode, blanks, punctuation"
     print(f"compared {rules if normalized else plain}", file=sys.stderr)
-
-
-def add_topology(options: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options that replace the ranks and batch sizes of a saved run, or describe one epoch of a prefix."""
-    group = options.add_argument_group("another run than RUN says")
-    group.add_argument(
-        "--sequence-length", type=int, metavar="S", help="RUN is a prefix: one epoch of it, S tokens a sample"
-    )
-    group.add_argument("--world", dest="data_parallel_size", type=int, metavar="N", help="data parallel ranks")
-    group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
-    group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")
-    return group
-
-
-def add_sizes(options: argparse.ArgumentParser) -> None:
-    """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
-    group = add_topology(options)
-    length = group.add_mutually_exclusive_group()
-    length.add_argument("--train-iters", type=int, metavar="N", help="steps of training")
-    length.add_argument("--train-samples", type=int, metavar="N", help="samples of training")
-    group.add_argument("--eval-interval", type=int, metavar="N", help="steps between evaluations (1000)")
-    group.add_argument("--eval-iters", type=int, metavar="N", help="batches of an evaluation (100)")
 
 
 def load_sized(arguments: argparse.Namespace) -> Run:
@@ -164,49 +125,41 @@ def open_history(
     return history
 
 
-def parse_steps(order: Runs, text: str | None, argument: str = "steps") -> range:
+def parse_steps(order: Runs, text: str | None) -> range:
     """Parse `A:B`, `A:`, `:B`, a single step or nothing, as in a slice, into steps of the run.
 
     Args:
         order: the run or history.
-        text: the value of the option.
-        argument: name of the option, for the message.
+        text: the value of --steps.
     """
     first, colon, stop = (text or ":").partition(":")
     count = order.num_steps() if not stop and (colon or not text) else None
     if not stop and colon and count is None:
-        raise ConfigError(f"{argument}: this run has no end, needs --{argument} A:B")
+        raise ConfigError("steps: this run has no end, needs A:B")
     try:
         start = int(first) if first else order.first_step
         steps = range(start, (int(stop) if stop else count or 0) if colon else start + 1)
     except ValueError:
-        raise ConfigError(f"{argument}: found {text}, needs A:B, or a step") from None
-    require_steps(order, steps, argument)
+        raise ConfigError(f"steps: found {text}, needs A:B, or a step") from None
+    try:
+        check_steps(steps, order.num_steps(), "steps", order.first_step)
+    except IndexError as error:
+        raise ConfigError(str(error)) from None
     return steps
 
 
-def stop_step(order: Runs, before_step: int | None) -> int:
-    """Return the first step that is not included: `before_step`, by default the end of the run."""
-    count = order.num_steps()
-    stop = count if before_step is None else before_step
-    if stop is None:
-        raise ConfigError("this run has no end, needs --before-step N")
-    require_steps(order, range(stop, stop), "before_step")
-    return stop
+def stop_step(order: Runs, text: str | None) -> int:
+    """Return the first step that is not counted, of the value `:N` of --steps; by default the end of the run."""
+    steps = parse_steps(order, text)
+    if steps.start != order.first_step:
+        raise ConfigError(f"steps: found {text}, counts are of all steps before one; need :{steps.stop}")
+    return steps.stop
 
 
-def require_steps(order: Runs, steps: range, argument: str) -> None:
-    """Raise ConfigError about this argument unless the run has these steps.
-
-    Args:
-        order: the run or history.
-        steps: steps that must exist.
-        argument: name of the argument, for the message.
-    """
-    try:
-        check_steps(steps, order.num_steps(), argument, order.first_step)
-    except IndexError as error:
-        raise ConfigError(str(error)) from None
+def stop_before(history: RunHistory, arguments: argparse.Namespace) -> int:
+    """Return the first step that is not counted: of --steps :N, or of a checkpoint, --consumed-samples C."""
+    consumed = arguments.consumed_samples
+    return stop_step(history, arguments.steps if consumed is None else f":{step_at(history, consumed)}")
 
 
 def step_at(history: RunHistory, consumed_samples: int) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError, redacted
-from binidx.prepare.text.batch import Filters, parse_keep
-from binidx.prepare.text.read import FORMATS
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import ENGINES
-from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
 
-from ._command import chosen
+from ._command import Names, chosen
+
+if TYPE_CHECKING:
+    from binidx.prepare.text.batch import Filters
+    from binidx.prepare.tokenizers.spec import TokenizerSpec
+
 
 MEGATRON_TYPES = {
     "HuggingFaceTokenizer": "json",
@@ -31,7 +31,8 @@ MEGATRON_TYPES = {
 def add_format(group: Any) -> None:
     """Add the option of the format of all inputs."""
     kinds = "of all inputs (by their names): jsonl, csv, parquet, ...; txt: a document a line, txt-file: one a file"
-    group.add_argument("--format", choices=FORMATS, metavar="FORMAT", help=kinds)
+    formats = Names("binidx.prepare.text.read", "FORMATS")
+    group.add_argument("--format", type=formats, metavar="FORMAT", help=kinds)
 
 
 def add_tokenizer(group: Any) -> None:
@@ -46,13 +47,16 @@ def add_tokenizer(group: Any) -> None:
     )
     group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
     specials = "a special token in text: its id, plain text, an error"
-    group.add_argument("--specials", choices=POLICIES, default="parse", help=specials)
+    group.add_argument("--specials", choices=["parse", "text", "error"], default="parse", help=specials)
     group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
-    group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
+    engines = Names("binidx.prepare.tokenizers.engine_choice", "ENGINES", "auto")
+    group.add_argument("--tokenizer-engine", type=engines, default="auto", metavar="NAME", help="the fastest exact one")
 
 
 def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     """Return the tokenizer that the options name."""
+    from binidx.prepare.tokenizers.describe import describe_tokenizer
+
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:
         raise ConfigError("tokenizer: found none, need a tokenizer.json or the file of another tokenizer")
@@ -94,4 +98,6 @@ def add_filters(group: Any, drop: str) -> None:
 
 def parse_filters(arguments: argparse.Namespace) -> Filters:
     """Return the filters that the options describe."""
+    from binidx.prepare.text.batch import Filters, parse_keep
+
     return Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep))

@@ -31,45 +31,28 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from binidx.errors import ConfigError, redacted
-from binidx.format.pair import open_bin
-from binidx.format.source import open_source
-from binidx.index.cache.pruning import BUILDING, REMOVE, find_indices, remove_index
-from binidx.storage.adapters import JoinedReader
-from binidx.storage.cache.block_files import directory_of_index, place_of_cache
-from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, wanted_bytes, warm
-from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.location import Location
-from binidx.storage.open import open_object
-from binidx.storage.ranges import coalesce
-from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.settings import OURS, ReadSettings
 
-from ._command import RESUMES, add_json, command, num_bytes, print_result
+from ._command import RESUMES, add_json, add_subcommands, command, num_bytes, print_result, run_subcommand
 from ._display import counts, human_bytes, human_seconds, table
 
 if TYPE_CHECKING:
-    from binidx.loader.dataset_protocols import LocatedSamples
+    from binidx.storage.cache.maintenance import Warmed
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the three subcommands and their options."""
-    commands = options.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
-        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        options.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
-        options.set_defaults(body=body)
-        return options
-
-    filled = add("warm", run_warm, "fetch objects, or the bytes that a run reads")
+    filled, listed, pruned = add_subcommands(
+        options,
+        ("warm", run_warm, "fetch objects, or the bytes that a run reads"),
+        ("list", run_list, "list the cached objects"),
+        ("prune", run_prune, "remove blocks that are not in use"),
+    )
+    for each in (filled, listed, pruned):
+        each.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
     filled.add_argument(
         "--bytes", metavar="N", type=num_bytes, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)"
@@ -79,8 +62,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
     add_json(filled, "--storage-options", "fsspec's own")
-    add("list", run_list, "list the cached objects")
-    pruned = add("prune", run_prune, "remove blocks that are not in use")
     pruned.add_argument("--bytes", metavar="N", type=num_bytes, help="the least recently used, down to N, as 500GB")
     pruned.add_argument(
         "--older-than",
@@ -106,6 +87,9 @@ def age(text: str) -> float:
 
 def cache_directory(arguments: argparse.Namespace) -> str:
     """Return the cache directory; by default, except for `warm`, the directory of index files."""
+    from binidx.storage.cache.block_files import directory_of_index, place_of_cache
+    from binidx.storage.settings import ReadSettings
+
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
     directory, _ = place_of_cache(replace(settings, cache_dir=arguments.dir or settings.cache_dir))
     if not directory and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
@@ -121,6 +105,11 @@ def cache_directory(arguments: argparse.Namespace) -> str:
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """Fetch objects, or the bytes that a run reads, into the cache; print a summary."""
+    from binidx.storage.cache.maintenance import wanted_bytes, warm
+    from binidx.storage.settings import OURS, ReadSettings
+
+    from ._warming import jobs_for_run, jobs_for_uris
+
     directory = cache_directory(arguments)
     given = dict(arguments.storage_options or {})
     ours = {**given.get(OURS, {}), "cache_dir": directory}
@@ -164,95 +153,13 @@ def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float
     return text
 
 
-def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
-    """Return jobs that fetch whole objects, or both files of datasets, virtual merges included.
-
-    Raises:
-        ObjectNotFoundError: a URI is neither an object nor a dataset.
-        ConfigError: an object is local, or cannot be cached.
-    """
-    readers = [reader for uri in uris for reader in open_readers(uri, options)]
-    return [(check_cached(reader), [(0, reader.size)]) for reader in readers]
-
-
-def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
-    """Yield a reader of an object, or readers of the files of a dataset."""
-    location = Location(uri, options)
-    if object_exists(location):
-        yield open_object(location)
-        return
-    for pair in open_source(location).pairs:
-        yield open_object(pair.prefix + ".idx")
-        yield open_bin(pair.prefix)
-
-
-def check_cached(reader: RangeReader) -> DiskCache:
-    """Return the reader if it is that of a disk cache; raise ConfigError otherwise."""
-    if isinstance(reader, DiskCache):
-        return reader
-    if getattr(reader, "identity", None) is None or "://" not in reader.uri:
-        raise ConfigError(f"{reader.uri}: lies on this machine, needs no cache")
-    raise ConfigError(
-        f"{reader.uri}: cannot be cached, its store gives no mark of its content (ETag, generation, time)"
-    )
-
-
-def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
-    """Return jobs that fetch the bytes of `.bin` files for the next steps of a run; missing indices are built."""
-    from binidx.run.run_file import Run
-
-    run = Run.load(arguments.run, options)
-    if arguments.consumed is not None:
-        run = replace(run, consumed_samples=arguments.consumed)
-    for rank in arguments.rank or ():
-        if not 0 <= rank < run.data_parallel_size:
-            raise ConfigError(f"rank: found {rank}, the run has ranks 0 to {run.data_parallel_size - 1}")
-    train = run.build()[0]
-    if train is None or isinstance(train, list):
-        raise ConfigError(f"{arguments.run}: has no train split to take samples from")
-    steps = range(run.first_step, run.first_step + arguments.steps)
-    idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
-    jobs: list[Job] = []
-    for reader, ranges in sample_ranges(train, idxs):
-        parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
-        for part, wanted in parts:
-            if isinstance(part, DiskCache):
-                jobs.append((part, wanted))
-            else:
-                print(f"binidx cache: {part.uri}: local, or without an ETag; left out", file=sys.stderr)
-    return jobs
-
-
-SAMPLES_AT_ONCE = 4096
-"""Number of samples whose spans are in memory together: 1 MB."""
-
-
-def sample_ranges(dataset: LocatedSamples, idxs: Sequence[int]) -> list[tuple[RangeReader, list[Range]]]:
-    """Return the byte ranges of the tokens of samples.
-
-    Args:
-        idxs: numbers of the samples, in any order.
-
-    Returns:
-        For each reader with some of the samples its ranges, sorted and disjoint; once if a blend names it twice.
-    """
-    ranges: dict[str, tuple[RangeReader, list[Range]]] = {}
-    for first in range(0, len(idxs), SAMPLES_AT_ONCE):
-        for reader, own, _ in dataset.locate_bytes(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64)):
-            ranges.setdefault(reader.uri, (reader, []))[1].extend(join_ranges(own.tolist()))
-    return [(reader, join_ranges(parts)) for reader, parts in ranges.values() if parts]
-
-
-def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Return the same bytes as sorted, disjoint ranges; adjacent ranges are joined."""
-    return coalesce(ranges, max_gap=0, max_request=sys.maxsize)
-
-
 # list
 
 
 def run_list(arguments: argparse.Namespace) -> None:
     """Print the cached objects."""
+    from binidx.storage.cache.maintenance import cached_contents
+
     contents = cached_contents(cache_directory(arguments))
     disk_bytes, now = sum(kept.disk_bytes for kept in contents), time.time()
     rows, lines = list[dict[str, Any]](), []
@@ -274,6 +181,8 @@ def run_list(arguments: argparse.Namespace) -> None:
 
 def run_prune(arguments: argparse.Namespace) -> None:
     """Remove cached data, and print the number of removed bytes."""
+    from binidx.storage.cache.maintenance import prune
+
     uris = arguments.uri
     if arguments.indices:
         prune_indices(arguments)
@@ -294,8 +203,10 @@ def run_prune(arguments: argparse.Namespace) -> None:
 
 def prune_indices(arguments: argparse.Namespace) -> None:
     """Remove the old indices of a `path_to_cache` that no run needs, and print all of its indices."""
+    from binidx.index.cache.pruning import BUILDING, REMOVE, find_indices, remove_index
     from binidx.run.needed_indices import NeededIndices
     from binidx.run.run_file import Run
+    from binidx.storage.location import Location
 
     if arguments.older_than is None or arguments.dir or arguments.bytes is not None or arguments.uri:
         raise ConfigError("prune --indices: needs --older-than AGE, and neither --dir, --bytes nor --uri")
@@ -329,4 +240,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES, progress=True)
+main = command("cache", __doc__, add_options, run_subcommand, RESUMES, progress=True)

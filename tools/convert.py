@@ -36,18 +36,29 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
-from binidx.format.bin_file import as_prefix
-from binidx.storage.open import COMPRESSED
-
-from ._command import DATASET, RESUMES, add_json, add_workers, chosen, chosen_workers, command, print_result, target
+from ._command import (
+    DATASET,
+    RESUMES,
+    add_stores,
+    add_workers,
+    chosen,
+    chosen_workers,
+    command,
+    prefix,
+    print_result,
+    target,
+)
 from ._display import counts, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.convert import ConvertResult
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("source", type=as_prefix, metavar="SOURCE", help=DATASET)
+    options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
     options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="to copy it to")
     stored = options.add_mutually_exclusive_group()
     compress = "write a .bin.zst, at a level of 1 to 22 (3)"
@@ -59,12 +70,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
     verify = "read back all that arrived (default), or only compare sizes and, with what stands there, samples"
     options.add_argument("--verify", choices=["checksum", "size"], default="checksum", help=verify)
     add_workers(options, "parts")
-    add_json(options, "--source-options", "fsspec's options for the source")
-    add_json(options, "--target-options", "the same for the target")
+    add_stores(options)
 
 
 def convert(arguments: argparse.Namespace) -> None:
     """Copy the dataset, and print a summary."""
+    from binidx.corpus.convert import StorageFormat, convert_dataset
+    from binidx.storage.open import COMPRESSED
+
     encoded = arguments.codec or (COMPRESSED if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)

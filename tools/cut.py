@@ -24,68 +24,74 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from binidx.corpus.cut import CutResult, head_dataset, split_dataset
-from binidx.format.bin_file import as_prefix
-
-from ._command import DATASET, add_writing, chosen, command, print_result, target, writing
+from ._command import (
+    DATASET,
+    add_subcommands,
+    add_writing,
+    chosen,
+    command,
+    prefix,
+    print_result,
+    run_subcommand,
+    target,
+    writing,
+)
 from ._display import counts, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.cut import CutResult
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the three subcommands and their options."""
-    commands = options.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, body: Callable[[argparse.Namespace], CutResult], purpose: str) -> argparse.ArgumentParser:
-        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        options.add_argument("source", type=as_prefix, metavar="PREFIX", help=DATASET)
-        many = "+" if name == "split" else 1
-        options.add_argument(
-            "--to", required=True, dest="targets", nargs=many, type=target, metavar="PREFIX", help="to write to"
-        )
-        add_writing(options)
-        options.set_defaults(body=body)
-        return options
-
-    first = add("head", cut_head, "the first documents")
+    first, sample, split = add_subcommands(
+        options,
+        ("head", cut_head, "the first documents"),
+        ("sample", cut_split, "a part of the documents"),
+        ("split", cut_split, "each document into one of several datasets"),
+    )
+    for each in (first, sample, split):
+        each.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
+        to: dict[str, Any] = {"dest": "targets", "nargs": "+" if each is split else 1, "type": target}
+        each.add_argument("--to", required=True, metavar="PREFIX", help="to write to", **to)
+        add_writing(each)
     count = "how many; all if there are fewer"
     first.add_argument("-n", dest="num_documents", type=int, required=True, metavar="N", help=count)
-    sample = add("sample", cut_split, "a part of the documents")
     sample.add_argument("--fraction", dest="fractions", nargs=1, type=float, required=True, metavar="F", help="0 to 1")
-    split = add("split", cut_split, "each document into one of several datasets")
     split.add_argument("--fractions", nargs="+", type=float, required=True, metavar="F", help="0 to 1")
     for hashed in (sample, split):
         hashed.add_argument("--seed", type=int, required=True, help="of the hash")
 
 
-def cut(arguments: argparse.Namespace) -> None:
-    """Run the chosen subcommand, and print a summary."""
-    done = arguments.body(arguments)
-    print_result(done.to_json(), describe(done), arguments)
+def cut_head(arguments: argparse.Namespace) -> None:
+    """Write the first documents of a dataset, and print a summary."""
+    from binidx.corpus.cut import head_dataset
 
-
-def cut_head(arguments: argparse.Namespace) -> CutResult:
-    """Write the first documents of a dataset."""
     count, target = arguments.num_documents, arguments.targets[0]
-    return head_dataset(arguments.source, target, count, **writing(arguments))
+    print_cut(head_dataset(arguments.source, target, count, **writing(arguments)), arguments)
 
 
-def cut_split(arguments: argparse.Namespace) -> CutResult:
-    """Write a sample or a split of a dataset."""
+def cut_split(arguments: argparse.Namespace) -> None:
+    """Write a sample or a split of a dataset, and print a summary."""
+    from binidx.corpus.cut import split_dataset
+
     options = chosen(arguments, "source", "targets", "fractions", "seed")
-    return split_dataset(**options, **writing(arguments))
+    print_cut(split_dataset(**options, **writing(arguments)), arguments)
 
 
-def describe(done: CutResult) -> str:
-    """Return the printed summary of a finished cut: a line for the source, then one for each target."""
+def print_cut(done: CutResult, arguments: argparse.Namespace) -> None:
+    """Print the summary of a finished cut: a line for the source, then one for each target."""
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
         f"  {share.target}: "
         + counts(documents=share.num_documents, sequences=share.num_sequences, tokens=share.num_tokens)
         for share in done.shares
     ]
-    return "\n".join(lines)
+    print_result(done.to_json(), "\n".join(lines), arguments)
 
 
-main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written", progress=True)
+main = command(
+    "cut", __doc__, add_options, run_subcommand, "interrupted; what is not whole was not written", progress=True
+)

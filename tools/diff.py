@@ -24,18 +24,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from binidx.corpus.diff import Difference, diff_datasets
-from binidx.format.bin_file import as_prefix
-
-from ._command import DATASET, add_json, add_workers, chosen, command, print_result, workers
+from ._command import DATASET, add_json, add_workers, chosen, command, prefix, print_result, workers
 from ._display import counts, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.diff import Difference
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("left", type=as_prefix, metavar="A", help=DATASET)
-    options.add_argument("right", type=as_prefix, metavar="B", help="prefix to compare it with")
+    options.add_argument("left", type=prefix, metavar="A", help=DATASET)
+    options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     add_workers(options, "tasks")
     options.add_argument("--records", metavar="DIR", help="folder of what lies between the stages, for restarts")
@@ -46,6 +47,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
+    from binidx.corpus.diff import diff_datasets
+
     options = chosen(arguments, "left_options", "right_options", "records", "scratch", "watch")
     options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
     difference = diff_datasets(arguments.left, arguments.right, **options)

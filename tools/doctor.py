@@ -29,21 +29,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import binidx
 from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError
-from binidx.format.bin_file import as_prefix, did_you_mean
-from binidx.format.virtual import PARTS
-from binidx.run.plan.node_check import FAILED, OK, WARNING, check_node, worst_state
-from binidx.run.run_file import Run
-from binidx.storage.location import Location
-from binidx.storage.requests.remote_object import head, list_page
 
 from ._command import add_json, command, print_result
 from ._display import counts
 
-MISSING = "missing"
+if TYPE_CHECKING:
+    from binidx.storage.location import Location
+
+OK, FAILED, MISSING = "ok", "failed", "missing"
 
 PACKAGES = {
     "torch": ("torch", "samples as tensors, the loader"),
@@ -57,7 +54,7 @@ PACKAGES = {
     "sentencepiece": ("sentencepiece", ".model tokenizers"),
     "pyarrow": ("parquet", "Parquet, lineage, exported orders"),
     "isal": ("gzip", ".gz text, faster"),
-    "matplotlib": ("plot", "binidx plot, figures"),
+    "matplotlib": ("plot", "binidx account --figure, figures"),
     "starlette": ("explore", "binidx explore"),
     "nltk": ("sentences", "--split-sentences"),
     "ray": ("ray", "--engine ray"),
@@ -90,6 +87,9 @@ def examine(arguments: argparse.Namespace) -> int:
 
 def examine_node(uri: str, arguments: argparse.Namespace) -> int:
     """Print a line for each check of this node for a run; return 1 if it is not fit for the run."""
+    from binidx.run.plan.node_check import WARNING, check_node, worst_state
+    from binidx.run.run_file import Run
+
     try:
         run = Run.load(uri, arguments.storage_options)
     except ConfigError as error:
@@ -127,6 +127,8 @@ def find_package(name: str) -> tuple[str, str, str]:
 
 def reach(uri: str, storage_options: Mapping[str, Any] | None) -> tuple[str, str, str]:
     """Return the state of a URI, the URI, and what is there."""
+    from binidx.storage.location import Location
+
     began = time.perf_counter()
     try:
         found = find(uri, Location.of(uri, storage_options))
@@ -142,6 +144,11 @@ def find(uri: str, location: Location) -> str:
         ObjectNotFoundError: nothing is there.
         StorageError: the store refuses, or cannot be reached.
     """
+    from binidx.format.bin_file import as_prefix, did_you_mean
+    from binidx.format.virtual import PARTS
+    from binidx.storage.location import Location
+    from binidx.storage.requests.remote_object import head, list_page
+
     prefix = Location(as_prefix(uri), location.options)
     for each, name in ((prefix + ".idx", "a dataset"), (prefix + PARTS, "a virtual merge"), (location, "an object")):
         if not each.uri.endswith("/") and not os.path.isdir(each.local_path or ""):

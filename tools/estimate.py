@@ -20,16 +20,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from glob import has_magic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
-from binidx.format.bin_file import strip_end
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 
 from ._command import add_json, chosen, command, num_bytes, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
+
+if TYPE_CHECKING:
+    from binidx.prepare.preprocess.estimate import CorpusEstimate, Estimate
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -42,14 +42,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
     )
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
     add_filters(options, "leave {} out")
-    sample = f"{SAMPLE_BYTES >> 20}MiB"
-    options.add_argument("--sample", type=num_bytes, default=sample, metavar="SIZE", help=f"text to read ({sample})")
+    options.add_argument("--sample", type=num_bytes, default="64MiB", metavar="SIZE", help="text to read (64MiB)")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     add_json(options, "--source-options", "fsspec's options for the text")
 
 
 def estimate(arguments: argparse.Namespace) -> int:
     """Estimate the tokens, and print the result; return 1 if the sample has problems and no document."""
+    from binidx.prepare.preprocess.estimate import estimate_tokens
+
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
     tokenizer = parse_tokenizer(arguments)
@@ -66,6 +67,9 @@ def estimate(arguments: argparse.Namespace) -> int:
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
+    from binidx.format.bin_file import strip_end
+    from binidx.format.indexed_dataset import IndexedDataset
+
     for name in inputs:
         of_file = strip_end(name)
         bare = "." not in name.rpartition("/")[2] and not name.endswith("/") and not has_magic(name)

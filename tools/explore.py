@@ -30,12 +30,13 @@ from pathlib import Path
 from binidx.errors import ConfigError, MissingDriverError
 
 from ._command import add_json, command
+from ._run_options import add_text_tokenizer
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("run", metavar="RUN", help="file of a run, or prefix of a dataset; path or URI")
-    options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
+    add_text_tokenizer(options, "of the text")
     options.add_argument("--loss", metavar="URI", action="append", help="losses: .csv or event file, or folder")
     options.add_argument("--loss-first", type=int, default=0, metavar="N", help="its number of step 0 (0)")
     options.add_argument("--compare", metavar="RUN", help="another run, to compare documents")

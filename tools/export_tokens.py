@@ -20,12 +20,7 @@ from __future__ import annotations
 
 import argparse
 
-from binidx.corpus.formats.peer_formats import export_dataset
-from binidx.format.bin_file import as_prefix
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.packed.packed_convert import indexed_to_packed, plan_packed_files
-
-from ._command import DATASET, add_json, add_workers, chosen, command, print_result, refuse, workers
+from ._command import DATASET, add_stores, add_workers, chosen, command, prefix, print_result, refuse, workers
 from ._display import counts
 from .import_tokens import FORMATS, describe, eod_of_packed
 
@@ -34,12 +29,11 @@ OF_PACKED = ("chunk_size", "name", "add_separator", "engine", "workers", "shard"
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("format", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
-    options.add_argument("source", type=as_prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: as of import")
+    options.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--to", dest="target", required=True, metavar="FOLDER", help="to write; of neox a prefix")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
-    add_json(options, "--source-options", "fsspec's options for the dataset")
-    add_json(options, "--target-options", "the same for the files")
+    add_stores(options, "the dataset", "the files")
     packed = options.add_argument_group("for litpkds")
     packed.add_argument("--chunk-size", type=int, metavar="N", help="tokens a file (4,196,352)")
     packed.add_argument("--name", help="first part of the file names (train)")
@@ -50,6 +44,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_tokens(arguments: argparse.Namespace) -> None:
     """Export the dataset, and print a summary."""
+    from binidx.corpus.formats.peer_formats import export_dataset
+
     if arguments.format == "litpkds":
         export_packed(arguments)
         return
@@ -61,6 +57,9 @@ def export_tokens(arguments: argparse.Namespace) -> None:
 
 def export_packed(arguments: argparse.Namespace) -> None:
     """Write packed files, and print a summary."""
+    from binidx.format.indexed_dataset import IndexedDataset
+    from binidx.packed.packed_convert import indexed_to_packed, plan_packed_files
+
     eod, dataset = eod_of_packed(arguments), IndexedDataset(arguments.source, storage_options=arguments.source_options)
     size = 2048 * 2049 if arguments.chunk_size is None else arguments.chunk_size
     sizes, place = (arguments.name or "train", size), workers(arguments)

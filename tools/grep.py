@@ -35,24 +35,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
-from binidx.format.bin_file import as_prefix
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.run.provenance.exposures import count_groups
-from binidx.run.provenance.sample_rows import known_origins
-from binidx.search.document_search import SearchResult, find_token_table, search_documents
-from binidx.search.matches import find_ranges, search_sources
-from binidx.search.normalize import normalize_bytes, normalize_text
-from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
-from binidx.storage.location import Location
 
-from ._command import add_json, add_workers, chosen_workers, command, print_result
+from ._command import add_json, add_workers, chosen_workers, command, prefix, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._runs import READ_HEAD, add_normalize, column_rows, open_order, print_comparison, read_cells, stop_step
+from ._run_options import add_normalize, add_steps, add_text_tokenizer
+
+if TYPE_CHECKING:
+    from binidx.search.document_search import SearchResult
 
 AROUND = 60
 """Bytes of text before and after a match that --show prints."""
@@ -68,8 +61,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--key", metavar="KEY", help="of the text of an item (all strings but id)")
     options.add_argument("--ngram", type=int, default=13, metavar="N", help="words of an n-gram (13)")
     options.add_argument("--run", metavar="RUN", help="search the data of a run.json, and count its reads")
-    options.add_argument("--before-step", type=int, metavar="N", help="count only steps before N (default: all)")
-    options.add_argument("--tokenizer", metavar="URI", help="as of preprocess; by default that of the manifest")
+    add_steps(options, ":N", help="count only steps before N (all)")
+    add_text_tokenizer(options, "by default that of the manifest")
     options.add_argument("--show", action="store_true", help="origins, and the text around the first match")
     options.add_argument("--to", metavar="LIST", help="write the list of documents there, too")
     add_workers(options, "parts")
@@ -79,12 +72,21 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
+    from binidx.run.provenance.exposures import count_groups
+    from binidx.search.document_search import find_token_table, search_documents
+    from binidx.search.matches import find_ranges, search_sources
+    from binidx.search.normalize import normalize_text
+    from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
+    from binidx.storage.location import Location
+
+    from ._runs import column_rows, open_order, print_comparison, stop_step
+
     if arguments.run and not arguments.queries:
         raise ConfigError("run: needs --queries; of other texts: binidx where RUN --text FILE")
     history = open_order(arguments) if arguments.run else None
     names = [*arguments.names]
     texts = arguments.texts or ([] if arguments.queries else names[:1])
-    prefixes = [as_prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
+    prefixes = [prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
     asked: list[str | None] = [*prefixes] or [None]
     chosen = [history.select_sources(name) for name in asked] if history else []
     sources = {name: source for each in chosen for name, source in each.items()}
@@ -118,7 +120,7 @@ def grep(arguments: argparse.Namespace) -> None:
         if history is not None:
             ranges = find_ranges(sources, result)
             groups = {name: group_matches(ngrams, matches) for name, matches in ranges.items()}
-            read = count_groups(history, groups, len(items), stop_step(history, arguments.before_step))
+            read = count_groups(history, groups, len(items), stop_step(history, arguments.steps))
             counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
             rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
@@ -150,6 +152,11 @@ def _searched(result: SearchResult) -> dict[str, Any]:
 
 def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[Any]:
     """Yield the documents in JSON values."""
+    from binidx.format.indexed_dataset import IndexedDataset
+    from binidx.run.provenance.sample_rows import known_origins
+    from binidx.search.normalize import normalize_bytes
+    from binidx.storage.location import Location
+
     for name, numbers in result.documents().items():
         location, hits = Location.of(name, arguments.storage_options), result.hits[name]
         origins = known_origins(location, numbers.tolist()) if arguments.show else {}
@@ -173,6 +180,8 @@ def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[
 
 
 def _blocks(documents: Sequence[dict[str, Any]]) -> str:
+    from binidx.corpus.origins import origin_text
+
     lines = list[str]()
     for each in documents:
         lines.append(f"{each['prefix']}  document {each['document']:,}  {counts(places=each['matches'])}")
@@ -183,6 +192,8 @@ def _blocks(documents: Sequence[dict[str, Any]]) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the items of which an n-gram was found, as a table."""
+    from ._runs import READ_HEAD, read_cells
+
     found = [row for row in rows if row["found"]]
     has_run = "samples" in rows[0]
     head = ["item", "found", "of", "documents", *READ_HEAD[: 4 * has_run]]

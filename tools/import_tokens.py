@@ -24,23 +24,23 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from binidx.corpus.formats import peer_formats
-from binidx.corpus.formats.peer_formats import ImportResult, import_dataset
 from binidx.errors import ConfigError
-from binidx.packed.packed_convert import packed_to_indexed
-from binidx.packed.packed_files import PackedFiles
 
-from ._command import add_json, chosen, command, print_result, refuse, target
+from ._command import Names, add_stores, chosen, command, print_result, refuse, target
 from ._display import counts
 
-FORMATS = (*peer_formats.FORMATS, "litpkds")
+if TYPE_CHECKING:
+    from binidx.corpus.formats.peer_formats import ImportResult
+
+FORMATS = Names("binidx.corpus.formats.peer_formats", "FORMATS", "litpkds")
 DTYPES = ("uint8", "uint16", "int32", "int64")
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("format", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: see below")
     options.add_argument("sources", nargs="+", metavar="SOURCE", help="folder, prefix or files, in any store")
     options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="dataset to write")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
@@ -48,12 +48,13 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--stored-dtype", choices=(*DTYPES, "uint32"), help="of tokens in files that do not record it")
     options.add_argument("--dtype", choices=DTYPES, help="of the dataset (that of the files, or int32)")
     options.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    add_json(options, "--source-options", "fsspec's options for the sources")
-    add_json(options, "--target-options", "the same for the target")
+    add_stores(options, "the sources", "the dataset")
 
 
 def import_tokens(arguments: argparse.Namespace) -> None:
     """Import the files, and print a summary."""
+    from binidx.corpus.formats.peer_formats import import_dataset
+
     if arguments.format == "litpkds":
         import_packed(arguments)
         return
@@ -64,6 +65,9 @@ def import_tokens(arguments: argparse.Namespace) -> None:
 
 def import_packed(arguments: argparse.Namespace) -> None:
     """Write a dataset from packed files, and print a summary."""
+    from binidx.packed.packed_convert import packed_to_indexed
+    from binidx.packed.packed_files import PackedFiles
+
     refuse(arguments, ("column", "stored_dtype", "dtype"), "litpkds does not take it")
     eod, files = eod_of_packed(arguments), PackedFiles(arguments.sources, 1, storage_options=arguments.source_options)
     arguments.watch.begin("unpack", len(files.uris) * files.header.chunk_size, 0, "tokens")

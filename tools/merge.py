@@ -27,20 +27,21 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
-from binidx.corpus.whole_dataset import CombinedCounts
 from binidx.errors import ConfigError
-from binidx.format.bin_file import as_prefix
 
-from ._command import DATASET, add_writing, command, print_result, target, writing
+from ._command import DATASET, add_writing, command, prefix, print_result, target, writing
 from ._display import counts, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.merge import MergeResult
+    from binidx.corpus.whole_dataset import CombinedCounts
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("sources", nargs="+", type=as_prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument(
         "--to", dest="target", required=True, type=target, metavar="PREFIX", help="of the merged dataset"
     )
@@ -50,6 +51,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def merge(arguments: argparse.Namespace) -> None:
     """Merge datasets, and print a summary."""
+    from binidx.corpus.merge import merge_datasets, merge_virtually
+
     same = arguments.target_options in (None, arguments.source_options)
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")

@@ -24,19 +24,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_run import Nesting, PackedRunOrder
-from binidx.run.provenance.history import RunHistory
 
 from ._command import RESUMES, add_workers, chosen, command, print_result, workers
 from ._display import counts
-from ._runs import add_run, add_topology, open_order, parse_steps
+from ._run_options import add_run, add_steps, add_topology
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
     options.add_argument("--to", metavar="URI", help="directory of the files")
-    options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
+    add_steps(options)
     options.add_argument("--steps-per-file", type=int, metavar="N", help="a file for N steps of all ranks")
     options.add_argument("--no-docs", action="store_true", help="without documents: twice as fast")
     options.add_argument("--spans", action="store_true", help="each piece of a document with its length and place")
@@ -48,13 +46,17 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
+    from binidx.run.provenance.history import RunHistory
+
+    from ._runs import open_order, parse_steps
+
     order = open_order(arguments, whole=True)
     if arguments.check_nesting:
         check_nesting(order, arguments)
         return
     if not arguments.to:
         raise ConfigError("to, check_nesting: found none, need one of them")
-    from binidx.run.provenance.export import count_rows, export, plan_by_rank, plan_by_steps
+    from binidx.run.provenance.export import count_rows, export, plan_by_rank, plan_by_steps  # needs pyarrow
 
     steps, place = parse_steps(order, arguments.steps), workers(arguments)
     per_file, plans = arguments.steps_per_file, list[tuple[Any, Sequence[Any]]]()
@@ -77,6 +79,8 @@ def export_order(arguments: argparse.Namespace) -> None:
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
+    from binidx.packed.packed_run import Nesting, PackedRunOrder
+
     text, lines, sets = arguments.check_nesting, [], []
     if not isinstance(order, PackedRunOrder) or order.files is None:
         raise ConfigError(

@@ -34,30 +34,23 @@ import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from binidx.errors import BinidxError, ConfigError, redacted
-from binidx.index.cache.inspection import CacheState
-from binidx.packed.packed_run import load_packed_run
-from binidx.run.megatron_command import parse_megatron_command
-from binidx.run.plan.run_plan import RunPlan, plan_run
-from binidx.run.provenance.history import RunHistory
-from binidx.run.run_file import Run, is_packed_run
-from binidx.storage.cache.filling import EXTENT_BYTES
-from binidx.storage.location import Location
 
 from ._command import chosen, command, print_result, refuse
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, print_note, table
-from ._runs import add_run, add_sizes, load_sized
+from ._run_options import TOPOLOGY, add_run, add_sizes
+
+if TYPE_CHECKING:
+    from binidx.run.plan.run_plan import RunPlan
+    from binidx.run.run_file import Run
 
 RANKS_OF_A_NODE = 8
 MOST_PLACES = 3
 OF_MEGATRON = ("to", "num_processes", "rampup", "previous", "first_step", "consumed_samples")
 """Arguments that only a Megatron command takes."""
-OF_RUN = (
-    *("sequence_length", "data_parallel_size", "micro_batch_size", "global_batch_size"),
-    *("train_iters", "train_samples", "eval_interval", "eval_iters"),
-)
+OF_RUN = (*TOPOLOGY, "train_iters", "train_samples", "eval_interval", "eval_iters")
 """Arguments that replace what RUN says."""
 BEFORE_IT = {
     *("--gpus", "--rampup", "--previous", "--first-step", "--consumed-samples"),
@@ -85,6 +78,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
+    from ._runs import load_sized
+
     if (arguments.run is None) == (arguments.from_megatron is None):
         raise ConfigError(f"run, from_megatron: found {'none' if arguments.run is None else 'both'}, need one")
     if arguments.run is not None:
@@ -106,6 +101,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def print_plan(run: Run, arguments: argparse.Namespace) -> int:
     """Compute the plan of a run and print it; return the exit status."""
+    from binidx.run.plan.run_plan import plan_run
+
     nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
     plans = [plan_run(phase, nodes=nodes, tokens_per_second=arguments.tokens_per_second) for phase in run.phases]
     values = [planned.to_json() for planned in plans]
@@ -116,6 +113,8 @@ def print_plan(run: Run, arguments: argparse.Namespace) -> int:
 
 def run_of_megatron(arguments: argparse.Namespace) -> Run:
     """Return the run of the command after --from-megatron, and take --to and --json out of the command."""
+    from binidx.run.megatron_command import parse_megatron_command
+
     refuse(arguments, OF_RUN, "give it in the command after --from-megatron")
     words = [*arguments.from_megatron]
     if late := " ".join(word for word in words if word in BEFORE_IT):
@@ -132,6 +131,11 @@ def run_of_megatron(arguments: argparse.Namespace) -> Run:
 
 def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a run that continues another one; the samples consumed are those of that one by default."""
+    from binidx.packed.packed_run import load_packed_run
+    from binidx.run.provenance.history import RunHistory
+    from binidx.run.run_file import Run, is_packed_run
+    from binidx.storage.location import Location
+
     step, consumed = arguments.first_step or 0, arguments.consumed_samples
     if arguments.previous is None:
         return {"first_step": step, "consumed_samples": consumed or 0}
@@ -208,17 +212,19 @@ def _head(planned: RunPlan) -> list[tuple[str, str]]:
 def _sources(planned: RunPlan) -> list[list[str]]:
     rows = []
     for cost in planned.costs:
-        dataset = cost.dataset
-        parts = counts(parts=dataset.num_parts) if dataset.num_parts else ""
-        kinds = [dataset.codec if dataset.compressed else "", "checked" if dataset.checked else "", parts]
-        stored = " ".join(filter(None, [human_bytes(dataset.stored_bytes), *kinds]))
+        summary = cost.summary
+        parts = counts(parts=summary.num_parts) if summary.num_parts else ""
+        kinds = [summary.codec if summary.compressed else "", "checked" if summary.checked else "", parts]
+        stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
         share = f"{cost.samples / max(planned.num_samples, 1):.1%}"
         numbers = [f"{cost.documents:,}", f"{cost.tokens:,}", f"{cost.epochs:.2f}", f"{cost.repeated_documents:,}"]
-        rows.append([dataset.prefix.uri, share, *numbers, stored])
+        rows.append([summary.prefix, share, *numbers, stored])
     return rows
 
 
 def _indices(planned: RunPlan) -> list[list[str]]:
+    from binidx.index.cache.inspection import CacheState
+
     rows = []
     every = planned.index_rows()
     for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != CacheState.SMALL_ONE]:
@@ -269,6 +275,8 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
 
 def _fills(planned: RunPlan) -> Iterator[str]:
     """Yield what loaders fill of each source into the disk cache, and why."""
+    from binidx.storage.cache.filling import EXTENT_BYTES
+
     for cost in planned.costs[:MOST_PLACES]:
         if (fill := cost.fill) is None:
             continue
@@ -276,7 +284,7 @@ def _fills(planned: RunPlan) -> Iterator[str]:
         price = f"${requests * cost.prices.dollars_per_read:,.2g}"
         done = f"{human_bytes(fill.node_bytes)} a node, {counts(requests=requests)}, {price}, {_seconds(fill.seconds)}"
         why = f"a node reads {fill.share:.2g} times its bytes, {fill.paying_share:.2g} pays"
-        yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.dataset.prefix.uri)}: {why}"
+        yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.summary.prefix)}: {why}"
 
 
 def _start(planned: RunPlan) -> list[tuple[str, str]]:

@@ -46,52 +46,37 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
-from binidx.dataset.served import is_blend, list_parts
-from binidx.errors import ConfigError, StorageError
-from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
-from binidx.index.cache.index_files import MANIFEST, NpyLayout
-from binidx.jobs.parts import Workers
-from binidx.order.requests import find_blend
-from binidx.order.source_order import distinct_sequences
-from binidx.run.provenance.baking import BakeProgress, bake, plan_bake
-from binidx.run.provenance.read_planning import plan_reads, prepare_read_plan, write_read_plan
-from binidx.run.run_file import Run
-from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.threads import available_cores
+from binidx.errors import ConfigError
 
-from ._command import RESUMES, add_workers, chosen, command, print_result, workers
-from ._display import MOST_ROWS, Bar, counts, human_bytes, human_seconds, shortened, table
-from ._runs import add_run, add_sizes, load_run, load_sized, open_run, parse_steps
+from ._command import RESUMES, add_subcommands, add_workers, chosen, command, print_result, run_subcommand, workers
+from ._display import counts, human_bytes
+from ._run_options import add_run, add_sizes, add_steps
 
-UNWRITTEN = "not written"
+if TYPE_CHECKING:
+    from binidx.run.provenance.baking import BakeProgress
+    from binidx.run.run_file import Run
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the three subcommands and their options."""
-    commands = options.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, body: Callable[[argparse.Namespace], int | None], purpose: str) -> argparse.ArgumentParser:
-        options = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        add_run(options)
-        options.set_defaults(body=body)
-        return options
-
-    indices = add("index", build_indices, "build every index, so that training only opens them")
-    plan = add("read-plan", write_plan, "write the places of the tokens: nodes start without an index")
-    baked = add("bake", bake_run, "write the tokens again in training order: a range a micro-batch")
+    indices, plan, baked = add_subcommands(
+        options,
+        ("index", build_indices, "build every index, so that training only opens them"),
+        ("read-plan", write_plan, "write the places of the tokens: nodes start without an index"),
+        ("bake", bake_run, "write the tokens again in training order: a range a micro-batch"),
+    )
+    for each in (indices, plan, baked):
+        add_run(each)
     indices.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
     indices.add_argument("--no-pin", dest="pin", action="store_false", help="pin no versions; delete the pinned file")
     indices.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
     plan.add_argument("--to", metavar="DIR", help="where to, path or URI (each split, in path_to_cache)")
     baked.add_argument("--to", required=True, metavar="DIR", help="where to, path or URI")
     for ordered, parts in ((plan, "parts"), (baked, "tasks")):
-        ordered.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
+        add_steps(ordered)
         add_workers(ordered, parts)
     baked.add_argument("--scratch", metavar="FOLDER", help="scratch disk of a worker; by default $TMPDIR")
     for sized in (indices, plan):
@@ -103,6 +88,11 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def build_indices(arguments: argparse.Namespace) -> int:
     """Build the indices of a run, and print them."""
+    from binidx.storage.threads import available_cores
+
+    from ._indices import UNWRITTEN, build, describe_indices
+    from ._runs import load_sized
+
     given = load_sized(arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in given.paths[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
@@ -118,102 +108,15 @@ def build_indices(arguments: argparse.Namespace) -> int:
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 
-def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
-    """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
-    outcomes: dict[str, Outcome] = {}
-    bar.begin("indices", num_indices(wanted), 0, "indices")
-
-    def record(outcome: Outcome) -> None:
-        outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
-        bar.advance(1)
-
-    built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
-    # Phases have one validation set, and one index where they have as many samples.
-    named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
-    names, datasets = [*named], [*named.values()]
-    rows = [
-        describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
-        for dataset, name in zip(datasets, names, strict=True)
-    ]
-    return rows, pin_run(wanted.config, datasets if pin else [])
-
-
-def is_there(outcome: Outcome) -> bool:
-    """Return False if an index was built but not written, for which the build only logs a warning; else True."""
-    try:
-        return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
-    except StorageError:
-        return False
-
-
-def num_indices(wanted: Run) -> int:
-    """Return the number of indices to build; 0 for a staged blend, where the build itself determines it."""
-    if wanted.stages is not None:
-        return 0
-    requests = [request for phase in wanted.phases for split in phase.requests().values() for request in split]
-    blends = sum(find_blend(request) is not None for request in requests) if wanted.config.path_to_cache else 0
-    return sum(len(request.sources) for request in requests) + blends
-
-
-def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
-    """Return the JSON values of one index; documents and epochs of a blend are None.
-
-    Args:
-        dataset: dataset with the index.
-        split: name of its split.
-        outcome: how the index was made; None if it is not kept.
-    """
-    arrays = dataset.index_arrays
-    how = outcome.how if outcome else NOT_KEPT
-    blended = is_blend(dataset)
-    files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
-    return {
-        "split": split,
-        "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
-        "directory": files.directory.uri if files else "",
-        "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if blended else len(distinct_sequences(dataset.index_order.sources[0])),
-        "samples": len(dataset.index_order),
-        "epochs": None if blended else dataset.num_epochs,
-        "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
-        "seconds": outcome.seconds if outcome else 0.0,
-        "how": how,
-    }
-
-
-def describe_indices(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the indices as text: a table of counts, then the locations of the files, then sums."""
-    head = ["index", "documents", "samples", "epochs", "size", "time", ""]
-    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
-    lines = [table(head, [_cells(row) for row in shown])]
-    for directory in dict.fromkeys(row["directory"] for row in shown[:MOST_ROWS] if row["directory"]):
-        lines.append(f"\n{directory}")
-        for row in shown[:MOST_ROWS]:
-            if row["directory"] == directory:
-                stem = row["files"][0].partition("-")[0]
-                lines.append(f"  {stem}-*  {row['split']} {shortened(row['source'], 60)}")
-    return "\n".join([*lines, "", _sum(rows)])
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = ["" if row[name] is None else f"{row[name]:,}" for name in ("documents", "samples", "epochs")]
-    seconds = human_seconds(row["seconds"]) if row["seconds"] else ""
-    return [f"{row['split']:<5}  {row['source']}", *numbers, human_bytes(row["num_bytes"]), seconds, row["how"]]
-
-
-def _sum(rows: Sequence[dict[str, Any]]) -> str:
-    counts = Counter(row["how"] for row in rows)
-    kept = sum(row["num_bytes"] for row in rows if row["directory"])
-    text = ", ".join(f"{count} {how}" for how, count in counts.items())
-    small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
-    return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"
-
-
 # read-plan
 
 
 def write_plan(arguments: argparse.Namespace) -> None:
     """Write the read plan of a run, or those of its splits beside its index caches, and print a summary."""
+    from binidx.run.provenance.read_planning import plan_reads, write_read_plan
+
+    from ._runs import load_sized, open_run, parse_steps
+
     run = load_sized(arguments)
     if arguments.to is None:
         plans = plan_splits(run, arguments)
@@ -233,6 +136,10 @@ def write_plan(arguments: argparse.Namespace) -> None:
 
 def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
     """Write the read plan of each split of a run into its `path_to_cache`; return the URIs."""
+    from binidx.dataset.served import list_parts
+    from binidx.jobs.parts import Workers
+    from binidx.run.provenance.read_planning import prepare_read_plan
+
     if arguments.steps or arguments.engine or arguments.shard:
         raise ConfigError("--steps, --engine, --shard: need --to DIR; in path_to_cache lie whole splits")
     if run.config.path_to_cache is None or run.stages is not None or len(run.phases) > 1:
@@ -249,6 +156,10 @@ def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
 
 def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
+    from binidx.run.provenance.baking import bake, plan_bake
+
+    from ._runs import load_run, open_run, parse_steps
+
     order = open_run(arguments, load_run(arguments))
     baked = plan_bake(order, parse_steps(order, arguments.steps))
     options = chosen(arguments, "scratch", "storage_options", "watch")
@@ -272,4 +183,4 @@ def describe_bake(done: BakeProgress) -> str:
     return f"{done.written} written now, {done.missing} missing; {again}"
 
 
-main = command("prepare", __doc__, add_options, lambda arguments: arguments.body(arguments), RESUMES, progress=True)
+main = command("prepare", __doc__, add_options, run_subcommand, RESUMES, progress=True)

@@ -32,22 +32,21 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from binidx.errors import FormatError
-from binidx.format.sidecars.dataset_manifest import Machine
-from binidx.jobs.parts import Shard
-from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
-from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
-from binidx.prepare.preprocess.preprocess import JobStatus, Report, job_status, preprocess
-from binidx.prepare.tokenizers.engine_choice import open_decoder
-from binidx.storage.open import COMPRESSED
 
 from ._command import RESUMES, add_json, add_workers, chosen, command, num_bytes, print_result
 from ._display import counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
+
+if TYPE_CHECKING:
+    from binidx.format.sidecars.dataset_manifest import Machine
+    from binidx.prepare.preprocess.job import Job
+    from binidx.prepare.preprocess.preprocess import JobStatus, Report
+
 
 FINISH = (None, 1)
 """Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
@@ -82,7 +81,8 @@ def _add_text(group: Any) -> None:
     add_filters(group, "drop {}")
     group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents")
     group.add_argument("--max-tokens", type=int, metavar="N", help="drop longer ones")
-    group.add_argument("--on-error", choices=ON_ERROR, default="raise", help="for a row that is no document (raise)")
+    ways = ["raise", "skip", "quarantine"]
+    group.add_argument("--on-error", choices=ways, default="raise", help="for a row that is no document (raise)")
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
     add_json(group, "--source-options", "fsspec's options for the text")
 
@@ -93,7 +93,7 @@ def _add_tokens(group: Any) -> None:
     add_tokenizer(group)
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
-    group.add_argument("--empty", choices=EMPTY, default="zero-seq", help=empty)
+    group.add_argument("--empty", choices=["zero-seq", "eod", "drop"], default="zero-seq", help=empty)
     compared = "of texts that the reference tokenizes too (0.0001)"
     group.add_argument("--compare", dest="compared_share", type=float, default=1e-4, metavar="SHARE", help=compared)
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
@@ -121,6 +121,9 @@ def _add_work(group: Any) -> None:
 
 def make(arguments: argparse.Namespace) -> int | None:
     """Tokenize, or with --status print the progress of a job that runs elsewhere or has stopped."""
+    from binidx.jobs.parts import Shard
+    from binidx.prepare.preprocess.preprocess import job_status, preprocess
+
     job = parse_job(arguments)
     if arguments.status:
         status = job_status(job)
@@ -143,6 +146,9 @@ def make(arguments: argparse.Namespace) -> int | None:
 
 def show_plan(job: Job, arguments: argparse.Namespace) -> None:
     """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
+    from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
+    from binidx.prepare.tokenizers.engine_choice import open_decoder
+
     shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
     estimated = estimate_tokens(
         job.inputs, job.tokenizer, keys=job.keys, append_eod=job.append_eod, filters=job.filters,
@@ -162,6 +168,9 @@ def show_plan(job: Job, arguments: argparse.Namespace) -> None:
 
 def parse_job(arguments: argparse.Namespace) -> Job:
     """Return the job that the options describe."""
+    from binidx.prepare.preprocess.job import Job
+    from binidx.storage.open import COMPRESSED
+
     return Job(
         inputs=tuple(arguments.inputs + arguments.input),
         tokenizer=parse_tokenizer(arguments),

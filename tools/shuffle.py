@@ -30,12 +30,9 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from binidx.corpus.shuffle import SHUFFLE_MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
-from binidx.format.bin_file import as_prefix
-from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
 from ._command import (
     DATASET,
@@ -45,11 +42,16 @@ from ._command import (
     chosen_workers,
     command,
     num_bytes,
+    prefix,
     print_result,
     target,
     writing,
 )
 from ._display import counts, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.shuffle import ShuffleResult
+    from binidx.prepare.text.line_shuffle import ShuffledLines
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -59,8 +61,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--to", dest="target", required=True, metavar="TARGET", help="prefix to write; with --lines, the object"
     )
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
-    memory = f"{SHUFFLE_MEMORY_BYTES >> 30}GiB"
-    options.add_argument("--memory", type=num_bytes, default=memory, metavar="SIZE", help=f"memory bound ({memory})")
+    options.add_argument("--memory", type=num_bytes, default="2GiB", metavar="SIZE", help="memory bound (2GiB)")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")
     add_workers(options, "tasks")
@@ -69,6 +70,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def shuffle(arguments: argparse.Namespace) -> None:
     """Shuffle documents or lines, and print a summary."""
+    from binidx.corpus.shuffle import shuffle_datasets
+    from binidx.prepare.text.line_shuffle import shuffle_lines
+
     common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     done: Any
     place = chosen_workers(arguments)
@@ -78,7 +82,7 @@ def shuffle(arguments: argparse.Namespace) -> None:
         del common["lineage"]
         done = shuffle_lines(arguments.sources, arguments.target, **common)
     else:
-        sources, to = [as_prefix(source) for source in arguments.sources], target(arguments.target)
+        sources, to = [prefix(source) for source in arguments.sources], target(arguments.target)
         done = shuffle_datasets(sources, to, **common, workers=place)
     text = describe_lines(done) if arguments.lines else describe(done)
     print_result(done.to_json(), text, arguments)

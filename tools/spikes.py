@@ -23,12 +23,9 @@ import json
 import math
 import sys
 
-from binidx.run.provenance.sample_rows import build_rows
-from binidx.run.provenance.spikes import find_spikes, read_run_losses
-
 from ._command import command
 from ._display import counts, print_above
-from ._runs import add_run, decoder, open_history, print_rows, stop_step
+from ._run_options import add_run, add_steps, add_text_tokenizer
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -37,19 +34,23 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--losses", metavar="DIR", action="append", help="folder of the losses (losses, beside RUN)")
     options.add_argument("--window", type=int, default=200, metavar="N", help="steps before a step (200; at least 10)")
     options.add_argument("--threshold", type=float, default=6.0, metavar="K", help="see above (6)")
-    options.add_argument("--before-step", type=int, metavar="N", help="only steps before N")
+    add_steps(options, ":N")
     options.add_argument("--most-samples", type=int, default=8, metavar="N", help="samples of each spike (8)")
-    options.add_argument("--tokenizer", metavar="URI", help="print the text of the documents, too")
+    add_text_tokenizer(options, "print the text of the documents, too")
 
 
 def print_spikes(arguments: argparse.Namespace) -> None:
     """Print each spike with its samples."""
+    from binidx.run.provenance.sample_rows import build_rows
+    from binidx.run.provenance.spikes import find_spikes, read_run_losses
+
+    from ._runs import decoder, open_history, print_rows, stop_step
+
     arguments.watch.begin("look for spikes", 0, 0, unit="")
     history, options = open_history(arguments), arguments.storage_options
-    decode, given = decoder(arguments.tokenizer, options), arguments.before_step
-    if given is not None:
-        stop_step(history, given)
-    runs = read_run_losses(history, arguments.losses or [None], arguments.run, given)
+    decode = decoder(arguments.tokenizer, options)
+    stop = stop_step(history, arguments.steps) if arguments.steps else None
+    runs = read_run_losses(history, arguments.losses or [None], arguments.run, stop)
     spikes = []
     for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
         reads = spike.reads.at(slice(arguments.most_samples))

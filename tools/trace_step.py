@@ -10,8 +10,8 @@ one before it, or has phases, any step of the whole history is traced. Without a
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx trace run.json --step 41200 --rank 17 --tokenizer tokenizer.json
-  binidx trace run.json --step 1000:1100 --world 64 --micro-batch-size 4
+  binidx trace run.json --steps 41200 --rank 17 --tokenizer tokenizer.json
+  binidx trace run.json --steps 1000:1100 --world 64 --micro-batch-size 4
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from __future__ import annotations
 import argparse
 
 from binidx.errors import ConfigError
-from binidx.run.provenance.sample_rows import build_rows
 
 from ._command import command
-from ._runs import add_run, add_topology, decoder, open_order, parse_steps, print_rows
+from ._run_options import add_run, add_steps, add_text_tokenizer, add_topology
 
 STEPS_AT_ONCE = 16
 """Steps whose samples are in memory together."""
@@ -31,17 +30,21 @@ STEPS_AT_ONCE = 16
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_run(options)
-    options.add_argument("--step", required=True, metavar="N|A:B", help="counted from 0; A to before B")
+    add_steps(options, "N|A:B", required=True, help="counted from 0; A to before B")
     options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
-    options.add_argument("--tokenizer", metavar="URI", help="to show the text; any that preprocess takes")
+    add_text_tokenizer(options, "to show the text")
     options.add_argument("--no-lineage", action="store_true", help="do not look where the documents came from")
     add_topology(options)
 
 
 def trace(arguments: argparse.Namespace) -> None:
     """Print the samples of the steps."""
+    from binidx.run.provenance.sample_rows import build_rows
+
+    from ._runs import decoder, open_order, parse_steps, print_rows
+
     history, rank = open_order(arguments), arguments.rank
-    steps = parse_steps(history, arguments.step, "step")
+    steps = parse_steps(history, arguments.steps)
     decode = decoder(arguments.tokenizer, arguments.storage_options)
     if len(parts := [*history.orders(steps)]) > 1:
         history.joined  # noqa: B018 - logs sources that may be one

@@ -23,18 +23,18 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from binidx.corpus.verify import Verification, verify_dataset
-from binidx.format.bin_file import as_prefix
-from binidx.jobs.parts import Workers
-
-from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, print_result
+from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result, workers
 from ._display import counts, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from binidx.corpus.verify import Verification
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=as_prefix, metavar="PREFIX", help=DATASET)
+    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
@@ -45,8 +45,10 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def verify(arguments: argparse.Namespace) -> None:
     """Check the dataset, and print the result."""
+    from binidx.corpus.verify import verify_dataset
+
     options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records", "watch")
-    place = chosen_workers(arguments) or (Workers() if arguments.records else None)
+    place = workers(arguments) if arguments.records else chosen_workers(arguments)
     checked = verify_dataset(arguments.prefix, **options, workers=place)
     print_result(checked.to_json(), describe(checked), arguments)
 

@@ -23,10 +23,10 @@ part, with --no-earlier. --json prints JSON Lines: an object for each sample; wi
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
-  binidx where run.json --document 123456 --source s3://corpus/en --before-step 41200
+  binidx where run.json --document 123456 --source s3://corpus/en --steps :41200
   binidx where run.json --document crawl-07.jsonl.zst:4711 --document id=6ba7b810
   binidx where run.json --documents drop.txt
-  binidx where run.json --document id=6ba7b810 --count --before-step 41200
+  binidx where run.json --document id=6ba7b810 --count --steps :41200
   binidx where run.json --text passage.txt --json
 """
 
@@ -34,39 +34,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from binidx.corpus.origins import find_named
 from binidx.errors import ConfigError
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import TokenReads
-from binidx.run.global_order import SampleReads
-from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import Runs, find_reads
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.sample_rows import build_rows
-from binidx.storage.location import Location
 
-from ._command import command, print_result
+from ._command import command
 from ._display import counts, print_note
-from ._exposures import document_table, find_passage, match_table
-from ._runs import (
-    MANY_DOCUMENTS,
-    add_normalize,
-    add_run,
-    add_topology,
-    exposure_rows,
-    listed_documents,
-    open_order,
-    print_rows,
-    read_list,
-    stop_step,
-)
+from ._run_options import add_normalize, add_run, add_steps, add_text_tokenizer, add_topology
+
+if TYPE_CHECKING:
+    from binidx.order.order_protocols import Numbers, Source
+    from binidx.run.provenance.history import Runs
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -79,9 +59,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
     )
-    options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
+    add_steps(options, help="steps from A to before B (all); of --count and --text only :B")
     options.add_argument("--count", action="store_true", help="a row for each document: how often, first and last step")
-    options.add_argument("--tokenizer", metavar="URI", help="with --text; by default that of the manifests")
+    add_text_tokenizer(options, "with --text; by default that of the manifests")
     add_normalize(options)
     options.add_argument(
         "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
@@ -91,12 +71,20 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
+    from binidx.run.provenance.history import find_reads
+    from binidx.run.provenance.sample_rows import build_rows
+
+    from ._exposures import find_passage, print_counts, reads_of_stored
+    from ._runs import MANY_DOCUMENTS, listed_documents, open_order, parse_steps, print_rows, read_list, stop_step
+
     if arguments.normalize and arguments.text is None:
         raise ConfigError("normalize: needs --text, whose text it compares")
     arguments.watch.begin("search", 0, 0, unit="")
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
-    stop, given = stop_step(history, arguments.before_step), not arguments.no_earlier
+    counted = arguments.count or arguments.text is not None
+    stop_step(history, arguments.steps) if counted else None
+    steps = parse_steps(history, arguments.steps)
     documents: Mapping[str, Sequence[int] | Numbers]
     stored = {name: found for name in arguments.document or () if len(found := history.samples_named(name))}
     if listed is not None:
@@ -110,71 +98,37 @@ def find(arguments: argparse.Namespace) -> None:
     else:
         documents = {}
     try:
-        if arguments.count or arguments.text is not None:
-            print_counts(history, documents, stop, arguments, count_stored(history, stored, stop))
+        if counted:
+            print_counts(history, documents, stored, steps.stop, arguments)
             return
-        num_rows, steps, past = 0, set[int](), 0
-        read = find_reads(history, documents, stop, earlier=given)
-        for order, reads, contents in chain(reads_of_stored(history, stored.values(), stop), read):
+        num_rows, read_in, past = 0, set[int](), 0
+        earlier = steps.start == history.first_step and not arguments.no_earlier
+        searched = find_reads(history, documents, steps.stop, earlier=earlier)
+        for order, reads, contents in chain(reads_of_stored(history, stored.values(), steps.stop), searched):
+            if steps.start > history.first_step:
+                reads = reads.at(reads.step >= steps.start)
+                contents = order.contents(reads.sample)
             num_rows += print_rows(build_rows(order, reads, contents=contents), arguments.json)
             past += int((reads.step < 0).sum())
-            steps |= set(reads.step[reads.step >= 0].tolist())
+            read_in |= set(reads.step[reads.step >= 0].tolist())
     except IndexError as error:
         raise ConfigError(str(error)) from error
     arguments.watch.end_stage()
-    print(
-        f"{counts(samples=num_rows)} in {len(steps):,} of {counts(steps=stop - history.first_step)}"
-        f"{_earlier(history, arguments, past)}",
-        file=sys.stderr,
-    )
+    text = f"{counts(samples=num_rows)} in {len(read_in):,} of {counts(steps=len(steps))}"
+    print(f"{text}{_earlier(history, past if earlier else None)}", file=sys.stderr)
 
 
-def reads_of_stored(
-    history: Runs, samples: Collection[Numbers], stop_step: int
-) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
-    """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
-    if samples:
-        for order, steps in history.orders(range(history.first_step, stop_step)):
-            if isinstance(order.order, StoredBlocks):
-                reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
-                yield order, reads, order.contents(reads.sample)
+def _earlier(history: Runs, past: int | None) -> str:
+    """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none.
 
-
-def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -> list[dict[str, Any]]:
-    """Return a row for each stored sample whose name was given."""
-    rows = []
-    for name, samples in stored.items():
-        for order, reads, _ in reads_of_stored(history, [samples], stop_step):
-            assert isinstance(order.order, StoredBlocks)
-            source, steps = order.order.label(int(samples[0]))["source"], reads.step.tolist()
-            counts = dict.fromkeys(("samples", "samples_trained", "times_started"), len(steps))
-            counts["tokens"] = len(steps) * order.order.sequence_length
-            ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
-            rows.append({"source": source, "document": name, **counts, **ends})
-    return rows
-
-
-def print_counts(
-    history: Runs,
-    documents: Mapping[str, Sequence[int] | Numbers],
-    stop_step: int,
-    arguments: argparse.Namespace,
-    stored: Sequence[dict[str, Any]] = (),
-) -> None:
-    """Print how often documents, or with --text matches, were read; `stored` are rows of stored samples."""
-    exposures = count_exposures(history, documents, stop_step, earlier=not arguments.no_earlier)
-    rows, is_text = [*stored, *exposure_rows(exposures)], arguments.text is not None
-    name, text = ("matches", match_table) if is_text else ("documents", document_table)
-    print_result({"steps": stop_step, "normalized": arguments.normalize, name: rows}, text(rows, stop_step), arguments)
-
-
-def _earlier(history: Runs, arguments: argparse.Namespace, past: int) -> str:
-    """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none."""
+    Args:
+        past: how many of them were found; None if they were not searched.
+    """
     consumed = history.consumed_samples
     if not consumed:
         return ""
     before = f"the {consumed:,} samples before consumed_samples"
-    if arguments.no_earlier:
+    if past is None:
         return f"; not searched: {before}, of which the run.json of the earlier part has the order"
     return f" and {before}; {past:,} of them before, with step and rank by the run.json of the earlier part"
 
@@ -215,6 +169,9 @@ def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[st
         ConfigError: no document has that name.
         ObjectNotFoundError: none of the sources has lineage, or ids in it.
     """
+    from binidx.corpus.origins import find_named
+    from binidx.storage.location import Location
+
     numbers, missing = find_named({prefix: Location(own.prefix, options) for prefix, own in sources.items()}, name)
     if len(missing) == len(sources):
         raise missing[0]

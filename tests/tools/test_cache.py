@@ -30,7 +30,8 @@ from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity
 from binidx.testing import ended_well, forked
 from binidx.tools import main
-from binidx.tools.cache import age, belongs, sample_ranges
+from binidx.tools._warming import sample_ranges
+from binidx.tools.cache import age, belongs
 
 TOKENS = 400_000
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
-from binidx.tools.cache import join_ranges, sample_ranges
+from binidx.tools._warming import join_ranges, sample_ranges
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_the_order_and_number_of_samples_at_once_do_not_matter(prefixes: list[st
     dataset = build((prefixes, [0.6, 0.4]))
     idxs = list(range(0, 300, 3))
     whole = [ranges for _, ranges in sample_ranges(dataset, idxs)]
-    monkeypatch.setattr("binidx.tools.cache.SAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr("binidx.tools._warming.SAMPLES_AT_ONCE", 7)
     assert [ranges for _, ranges in sample_ranges(dataset, idxs[::-1])] == whole
 
 

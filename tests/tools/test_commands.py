@@ -11,6 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx import errors
-from binidx.tools import COMMANDS, GROUPS, RENAMED, main, usage
+from binidx.tools import COMMANDS, GROUPS, main, usage
 from binidx.tools._command import add_json, add_output, command, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
+from binidx.tools._old_names import RENAMED
 
 
 def run(body: Callable[[], int]) -> int:
@@ -87,6 +89,16 @@ def test_a_name_of_the_previous_release_says_the_new_one(tmp_path: Path, capsys)
     assert not {*RENAMED} & {*COMMANDS}
 
 
+def test_old_options_of_steps_name_the_new_one_and_work(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = {
+        "trace --step N is binidx trace --steps N": ["trace", "none.json", "--step", "5"],
+        "account --before-step N is binidx account --steps :N": ["account", "none.json", "--before-step=5"],
+    }
+    for told, call in calls.items():
+        assert main(call) == 2
+        assert capsys.readouterr().err == f"binidx {told} now\nbinidx {call[0]}: none.json: no such file\n"
+
+
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["cut", "data/en", "--to", "data/head"])
@@ -105,9 +117,41 @@ def test_what_the_library_logs_is_a_line_of_the_command() -> None:
     assert done.stderr.startswith("binidx inspect: BINIDX_CACHE_DRI: is no setting, and ignored; did you mean")
 
 
-def test_the_commands_bring_no_torch() -> None:
-    code = "from binidx.tools import convert, inspect_dataset; import sys; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"
+def test_the_help_of_no_command_imports_what_runs_it() -> None:
+    code = """
+import contextlib, io, sys
+from binidx.tools import COMMANDS, main
+heavy = {"numpy", "fsspec", "msgspec", "pydantic", "aiohttp", "pyarrow", "torch", "tqdm", "binidx._native"}
+for name in COMMANDS:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as told:
+        main([name, "--help"])
+    assert told.getvalue().startswith(f"usage: binidx {name} "), name
+    assert not heavy & {*sys.modules}, (name, heavy & {*sys.modules})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_values_in_the_help_are_those_of_the_library() -> None:
+    from binidx.corpus.shuffle import MEMORY_BYTES
+    from binidx.prepare.preprocess.estimate import SAMPLE_BYTES
+    from binidx.prepare.preprocess.job import EMPTY, ON_ERROR
+    from binidx.prepare.tokenizers.spec import POLICIES
+    from binidx.run.display.figures import COLUMN_INCHES, FORMATS
+    from binidx.run.plan.node_check import FAILED, OK
+    from binidx.tools import doctor
+
+    def option(command: str, name: str) -> Any:
+        options = parser(command, "")
+        import_module(f"binidx.tools.{COMMANDS[command][0]}").add_options(options)
+        return next(action for action in options._actions if f"--{name}" in action.option_strings)
+
+    assert num_bytes(option("shuffle", "memory").default) == MEMORY_BYTES
+    assert num_bytes(option("estimate", "sample").default) == SAMPLE_BYTES
+    for name, choices in (("empty", EMPTY), ("on-error", ON_ERROR), ("specials", POLICIES)):
+        assert option("preprocess", name).choices == [*choices]
+    assert f"({COLUMN_INCHES})" in option("account", "width").help
+    assert all(f".{ending}" in option("account", "to").help for ending in FORMATS)
+    assert (doctor.OK, doctor.FAILED) == (OK, FAILED)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +365,7 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(call)
         assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err
-    for flag, hint in (("--step", "; did you mean --before-step?;"), ("--steps", ";"), ("--ranks", ";")):
+    for flag, hint in (("--stepz", "; did you mean --steps?;"), ("--stop", ";"), ("--ranks", ";")):
         with pytest.raises(SystemExit):
             main(["account", "run.json", flag, "5"])
         assert f"unrecognized arguments: {flag}{hint} binidx account" in capsys.readouterr().err

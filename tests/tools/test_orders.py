@@ -62,7 +62,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
 
 def test_trace_shows_what_the_loader_served(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = str(run_file.parent / "tokenizer.json")
-    found = rows(capsys, "trace", str(run_file), "--step", "3", "--rank", "1", "--tokenizer", tokenizer)
+    found = rows(capsys, "trace", str(run_file), "--steps", "3", "--rank", "1", "--tokenizer", tokenizer)
     train = binidx.Run.load(str(run_file)).build()[0]
     loader = binidx.build_pretraining_data_loader(train, 3 * 8, 2, 1, 2)
     served = [row for batch, _ in zip(loader, range(2), strict=False) for row in batch["tokens"].tolist()]
@@ -73,7 +73,7 @@ def test_trace_shows_what_the_loader_served(run_file: Path, capsys: pytest.Captu
 
 
 def test_trace_reads_well(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", str(run_file), "--step", "0"]) == 0
+    assert main(["trace", str(run_file), "--steps", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 0  rank 0  slot 0  sample 0  ")
     assert "  document " in lines[1]
@@ -81,13 +81,13 @@ def test_trace_reads_well(run_file: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_where_is_the_way_back(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traced = [row for step in range(15) for row in rows(capsys, "trace", str(run_file), "--step", str(step))]
+    traced = [row for step in range(15) for row in rows(capsys, "trace", str(run_file), "--steps", str(step))]
     source = str(run_file.parent / "code")
     needed = [row for row in traced if row["source"] == source and any(doc["doc"] == 7 for doc in row["docs"])]
     found = rows(capsys, "where", str(run_file), "--document", "7", "--source", source)
     assert found == sorted(needed, key=lambda row: row["position"])
     assert needed
-    early = rows(capsys, "where", str(run_file), "--document", "7", "--source", source, "--before-step", "5")
+    early = rows(capsys, "where", str(run_file), "--document", "7", "--source", source, "--steps", ":5")
     assert early == [row for row in found if row["step"] < 5]
 
 
@@ -108,7 +108,7 @@ def test_where_finds_what_a_resumed_run_has_read_before(
     assert [row["step"] for row in found[len(past) :]] == [
         (row["position"] - consumed) // 8 for row in needed[len(past) :]
     ]
-    assert rows(capsys, "where", saved, *asked, "--before-step", "0") == past
+    assert rows(capsys, "where", saved, *asked, "--steps", ":0") == past
     assert rows(capsys, "where", saved, *asked, "--no-earlier") == found[len(past) :]
 
     assert main(["where", saved, *asked]) == 0
@@ -119,7 +119,7 @@ def test_where_finds_what_a_resumed_run_has_read_before(
     assert f"not searched: the {consumed} samples before consumed_samples" in capsys.readouterr().err
 
     replace(resumed, dataloader_type="cyclic").save(saved)
-    asked += ["--before-step", "5"]
+    asked += ["--steps", ":5"]
     assert main(["where", saved, *asked]) == 2
     assert f"the {consumed} samples before consumed_samples of a cyclic run" in capsys.readouterr().err
     assert rows(capsys, "where", saved, *asked, "--no-earlier") is not None
@@ -159,12 +159,23 @@ def test_an_account_at_a_checkpoint_is_that_before_its_next_step(
         assert main(["account", str(run_file), *asked]) == 0
         return capsys.readouterr().out
 
-    assert said("--consumed-samples", "40") == said("--before-step", "5")
-    assert said("--consumed-samples", "0") == said("--before-step", "0")
+    assert said("--consumed-samples", "40") == said("--steps", ":5")
+    assert said("--consumed-samples", "0") == said("--steps", ":0")
     assert said("--consumed-samples", "120") == said()
     assert main(["account", str(run_file), "--consumed-samples", "43"]) == 2
     assert "within a step; steps begin at 40 and 48" in capsys.readouterr().err
     assert main(["account", str(run_file), "--consumed-samples", "128"]) == 2
+
+
+def test_trace_and_where_select_the_same_steps(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["where", str(run_file), "--document", "7", "--source", binidx.Run.load(str(run_file)).config.blend[0][0]]
+    for steps in ("3:9", ":4", "6:", "2"):
+        traced = [row["sample"] for row in rows(capsys, "trace", str(run_file), "--steps", steps)]
+        found = [row["sample"] for row in rows(capsys, *asked, "--steps", steps)]
+        assert found == [row["sample"] for row in rows(capsys, *asked) if row["sample"] in traced]
+    for count in ([*asked, "--count"], ["account", str(run_file)]):
+        assert main([*count, "--steps", "3:9"]) == 2
+        assert "--steps: found 3:9, counts are of all steps before one; need :9" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stop", ["-1", "16"])
@@ -174,8 +185,8 @@ def test_steps_that_the_run_does_not_have(
 ) -> None:
     source = binidx.Run.load(str(run_file)).config.blend[0][0]
     name, *rest = command
-    assert main([name, str(run_file), "--before-step", stop, *rest, *([source] if rest else [])]) == 2
-    assert f"--before-step: found {stop}, the run has 15 steps, counted from 0" in capsys.readouterr().err
+    assert main([name, str(run_file), "--steps", f":{stop}", *rest, *([source] if rest else [])]) == 2
+    assert f"--steps: found 0 to {stop}, the run has 15 steps, counted from 0" in capsys.readouterr().err
 
 
 def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -184,7 +195,7 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
     assert main(["order", str(run_file), "--to", str(tmp_path), "--tokens"]) == 0
     assert "2 files, 0 written now, 120 rows" in capsys.readouterr().out
     found = parquet.read_table(f"{tmp_path}/worker_1-of-2_ordered_dataset.parquet").to_pylist()
-    traced = rows(capsys, "trace", str(run_file), "--step", "14", "--rank", "1")
+    traced = rows(capsys, "trace", str(run_file), "--steps", "14", "--rank", "1")
     assert [row["sample"] for row in found[-4:]] == [row["sample"] for row in traced]
     assert main(["order", str(run_file), "--to", f"{tmp_path}/s", "--steps", "2:9", "--steps-per-file", "4"]) == 0
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
@@ -229,8 +240,8 @@ def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trace", "{run}", "--step", "15"], "--step: found 15, the run has 15 steps, counted from 0"),
-        (["trace", "{run}", "--step", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
+        (["trace", "{run}", "--steps", "15"], "--steps: found 15, the run has 15 steps, counted from 0"),
+        (["trace", "{run}", "--steps", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "document 60, it has 60"),
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
@@ -280,7 +291,7 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     found = parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet")
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
-    assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
+    assert "--steps: this run has no end, needs A:B" in capsys.readouterr().err
     assert main(["prepare", "bake", f"{tmp_path}/run.json", "--to", f"{tmp_path}/baked"]) == 2
     assert "a run over packed files; trace, where, account and order take it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
@@ -313,7 +324,7 @@ def test_trace_and_where_say_which_file_a_document_came_from(
     writer.write(build_lineage_table(*places, ids, None))
     writer.publish()
     try:
-        found = rows(capsys, "trace", str(run_file), "--step", "3")
+        found = rows(capsys, "trace", str(run_file), "--steps", "3")
         assert main(["where", str(run_file), "--document", "7", "--source", str(prefix)]) == 0
         said = capsys.readouterr().out
         for name in ("id=id-7", "en.jsonl:1007", "s3://text/en.jsonl:1007"):
@@ -328,7 +339,7 @@ def test_trace_and_where_say_which_file_a_document_came_from(
             assert f"{name}: document 7 of {prefix}" in err
         assert main(["where", str(run_file), "--document", "id=other"]) == 2
         assert "id=other not found in 2 sources, 1 have no lineage or no ids in it" in capsys.readouterr().err
-        assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
+        assert main(["trace", str(run_file), "--steps", "3", "--no-lineage"]) == 0
         assert "from " not in capsys.readouterr().out
         writer = LineageWriter(Location.of(f"{prefix}.lineage.parquet"))
         writer.write(build_lineage_table(*places, None, None))
@@ -374,22 +385,22 @@ def resumed(run_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_of_a_history_is_that_of_the_run_that_had_it(
     run_file: Path, resumed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    every = rows(capsys, "trace", str(resumed), "--step", "3:8")
-    assert every[:16] == rows(capsys, "trace", str(run_file), "--step", "3:5")
+    every = rows(capsys, "trace", str(resumed), "--steps", "3:8")
+    assert every[:16] == rows(capsys, "trace", str(run_file), "--steps", "3:5")
     assert [row["rank"] for row in every if row["step"] == 5] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {row["step"] for row in every if not row["trained"]} == {6, 7}
     assert sorted(row["sample"] for row in every) == list(range(24, 64))
-    assert main(["trace", str(resumed), "--step", "6", "--rank", "3"]) == 0
+    assert main(["trace", str(resumed), "--steps", "6", "--rank", "3"]) == 0
     assert capsys.readouterr().out.startswith("step 6  rank 3  slot 0  not trained  sample 54  ")
-    other = rows(capsys, "trace", str(run_file), "--step", "2", "--world", "1", "--micro-batch-size", "8")
+    other = rows(capsys, "trace", str(run_file), "--steps", "2", "--world", "1", "--micro-batch-size", "8")
     assert [(row["rank"], row["slot"], row["sample"]) for row in other] == [(0, slot, 16 + slot) for slot in range(8)]
-    assert main(["trace", str(resumed), "--step", "40"]) == 2
-    assert "step: found 40, the run has 15 steps, counted from 0" in capsys.readouterr().err
+    assert main(["trace", str(resumed), "--steps", "40"]) == 2
+    assert "--steps: found 40, the run has 15 steps, counted from 0" in capsys.readouterr().err
 
 
 def test_one_command_counts_the_reads_of_a_document(resumed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(resumed.parent / "code")
-    asked = ["where", str(resumed), "--document", "7", "--document", "3", "--source", source, "--before-step", "12"]
+    asked = ["where", str(resumed), "--document", "7", "--document", "3", "--source", source, "--steps", ":12"]
     found = rows(capsys, *asked)
     (counted,) = rows(capsys, *asked, "--count")
     assert len(counted["documents"]) == 2
@@ -418,7 +429,7 @@ def test_exposures_and_the_card_are_those_of_the_history(
 ) -> None:
     listed = [(f"{changed.parent}/{name}", number) for name in ("en", "code") for number in (3, 7, 50)]
     (tmp_path / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
-    asked = [str(changed), "--documents", f"{tmp_path}/list.txt", "--before-step", "15"]
+    asked = [str(changed), "--documents", f"{tmp_path}/list.txt", "--steps", ":15"]
     reads = rows(capsys, "where", *asked)
     assert {row["source"] for row in reads if row["step"] < 9} == {name for name, _ in listed}
     assert {row["source"] for row in reads if row["step"] >= 9} == {listed[-1][0]}
@@ -435,8 +446,8 @@ def test_exposures_and_the_card_are_those_of_the_history(
         assert (row["samples"], row["samples_trained"]) == (len(own), sum(trained for _, trained, _ in own))
         assert (row["first_step"], row["last_step"]) == (min(steps, default=None), max(steps, default=None))
         assert row["tokens"] == sum(tokens for _, _, tokens in own)
-    (card,) = rows(capsys, "summary", str(changed), "--before-step", "15")
-    (accounts,) = rows(capsys, "account", str(changed), "--before-step", "15")
+    (card,) = rows(capsys, "account", "--card", str(changed), "--steps", ":15")
+    (accounts,) = rows(capsys, "account", str(changed), "--steps", ":15")
     assert (card["runs"], card["tokens_read"]) == (3, 15 * 8 * 24)
     assert [(each["source"], each["tokens_read"]) for each in card["sources"]] == [
         (each["source"], each["tokens_read"]) for each in accounts
@@ -460,7 +471,7 @@ def test_spikes_of_a_history_are_those_of_the_steps_that_were_trained(
     (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12")
     assert [(spike["step"], spike["last_step"]) for spike in found["spikes"]] == [(22, 22)]
     assert {sample["source"] for sample in found["spikes"][0]["samples"]} == {f"{changed.parent}/code"}
-    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--before-step", "22")
+    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--steps", ":22")
     assert found["spikes"] == []
     assert main(["spikes", str(changed), *given[:2]]) == 2
     assert "two runs of the history wrote losses of the same positions" in capsys.readouterr().err
@@ -497,7 +508,7 @@ def test_a_prefix_needs_no_file(run_file: Path, capsys: pytest.CaptureFixture[st
     prefix, saved = str(run_file.parent / "en"), str(tmp_path / "saved.json")
     sizes = ["--sequence-length", "24", "--world", "2", "--micro-batch-size", "2"]
     binidx.save_run(binidx.load_dataset(prefix, 24), saved, data_parallel_size=2, micro_batch_size=2)
-    assert rows(capsys, "trace", prefix, "--step", "1", *sizes) == rows(capsys, "trace", saved, "--step", "1")
+    assert rows(capsys, "trace", prefix, "--steps", "1", *sizes) == rows(capsys, "trace", saved, "--steps", "1")
     assert rows(capsys, "account", prefix, *sizes) == rows(capsys, "account", saved)
     assert main(["plan", prefix, *sizes, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == len(binidx.Run.load(saved).build()[0]) // 4
@@ -509,7 +520,7 @@ def test_a_run_that_follows_itself_is_an_error(
     run = replace(binidx.Run.load(str(resumed)), previous=f"{tmp_path}/b.json")
     run.save(f"{tmp_path}/a.json")
     replace(run, previous=f"{tmp_path}/a.json").save(f"{tmp_path}/b.json")
-    assert main(["trace", f"{tmp_path}/a.json", "--step", "6"]) == 2
+    assert main(["trace", f"{tmp_path}/a.json", "--steps", "6"]) == 2
     assert "previous: " in (err := capsys.readouterr().err)
     assert "needs a run from before step 5" in err
     replace(run, first_step=6, previous=str(resumed)).save(f"{tmp_path}/late.json")

@@ -74,7 +74,7 @@ def show_run(explored: Explored, query: Query) -> Values:
         "steps": steps,
         **show_charts(timeline, colours, explored.losses),
         "rows": rows,
-        "command": ["account", *([] if order.num_steps() else ["--before-step", str(whole.stop)])],
+        "command": ["account", *([] if order.num_steps() else ["--steps", f":{whole.stop}"])],
     }
 
 
@@ -125,7 +125,7 @@ def show_step(explored: Explored, query: Query, step: int) -> Values:
         "ranked": ranked,
         "has_losses": known is not None,
         "pager_of": Pager(first, SAMPLES_SHOWN, len(reads.step)),
-        "command": ["trace", "--step", str(step), *([] if rank is None else ["--rank", str(rank)])],
+        "command": ["trace", "--steps", str(step), *([] if rank is None else ["--rank", str(rank)])],
     }
 
 
@@ -180,7 +180,7 @@ def show_text(explored: Explored, query: Query, step: int, rank: int, slot: int)
     row["docs"] = row.get("docs") or [{"doc": None, "start": 0, "len": len(tokens), "dst": 0}]
     for doc in row["docs"]:
         doc["pieces"] = list(text.pieces(tokens[doc["dst"] : doc["dst"] + doc["len"]]))
-    command = ["trace", "--step", str(step), "--rank", str(rank)]
+    command = ["trace", "--steps", str(step), "--rank", str(rank)]
     return {"row": row, "number": source, "reason": text.reason, "command": command}
 
 

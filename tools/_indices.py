@@ -1,0 +1,113 @@
+"""Indices of a run, which `binidx prepare index` builds and prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
+from binidx.dataset.served import is_blend
+from binidx.errors import StorageError
+from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
+from binidx.index.cache.index_files import MANIFEST, NpyLayout
+from binidx.order.requests import find_blend
+from binidx.order.source_order import distinct_sequences
+from binidx.run.run_file import Run
+from binidx.storage.requests.remote_object import object_exists
+
+from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table
+
+UNWRITTEN = "not written"
+
+
+def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
+    """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
+    outcomes: dict[str, Outcome] = {}
+    bar.begin("indices", num_indices(wanted), 0, "indices")
+
+    def record(outcome: Outcome) -> None:
+        outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
+        bar.advance(1)
+
+    built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
+    # Phases have one validation set, and one index where they have as many samples.
+    named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
+    names, datasets = [*named], [*named.values()]
+    rows = [
+        describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
+        for dataset, name in zip(datasets, names, strict=True)
+    ]
+    return rows, pin_run(wanted.config, datasets if pin else [])
+
+
+def is_there(outcome: Outcome) -> bool:
+    """Return False if an index was built but not written, for which the build only logs a warning; else True."""
+    try:
+        return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
+    except StorageError:
+        return False
+
+
+def num_indices(wanted: Run) -> int:
+    """Return the number of indices to build; 0 for a staged blend, where the build itself determines it."""
+    if wanted.stages is not None:
+        return 0
+    requests = [request for phase in wanted.phases for split in phase.requests().values() for request in split]
+    blends = sum(find_blend(request) is not None for request in requests) if wanted.config.path_to_cache else 0
+    return sum(len(request.sources) for request in requests) + blends
+
+
+def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
+    """Return the JSON values of one index; documents and epochs of a blend are None.
+
+    Args:
+        dataset: dataset with the index.
+        split: name of its split.
+        outcome: how the index was made; None if it is not kept.
+    """
+    arrays = dataset.index_arrays
+    how = outcome.how if outcome else NOT_KEPT
+    blended = is_blend(dataset)
+    files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
+    return {
+        "split": split,
+        "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
+        "directory": files.directory.uri if files else "",
+        "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
+        "documents": None if blended else len(distinct_sequences(dataset.index_order.sources[0])),
+        "samples": len(dataset.index_order),
+        "epochs": None if blended else dataset.num_epochs,
+        "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
+        "seconds": outcome.seconds if outcome else 0.0,
+        "how": how,
+    }
+
+
+def describe_indices(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the indices as text: a table of counts, then the locations of the files, then sums."""
+    head = ["index", "documents", "samples", "epochs", "size", "time", ""]
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
+    lines = [table(head, [_cells(row) for row in shown])]
+    for directory in dict.fromkeys(row["directory"] for row in shown[:MOST_ROWS] if row["directory"]):
+        lines.append(f"\n{directory}")
+        for row in shown[:MOST_ROWS]:
+            if row["directory"] == directory:
+                stem = row["files"][0].partition("-")[0]
+                lines.append(f"  {stem}-*  {row['split']} {shortened(row['source'], 60)}")
+    return "\n".join([*lines, "", _sum(rows)])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    numbers = ["" if row[name] is None else f"{row[name]:,}" for name in ("documents", "samples", "epochs")]
+    seconds = human_seconds(row["seconds"]) if row["seconds"] else ""
+    return [f"{row['split']:<5}  {row['source']}", *numbers, human_bytes(row["num_bytes"]), seconds, row["how"]]
+
+
+def _sum(rows: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(row["how"] for row in rows)
+    kept = sum(row["num_bytes"] for row in rows if row["directory"])
+    text = ", ".join(f"{count} {how}" for how, count in counts.items())
+    small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
+    return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"
