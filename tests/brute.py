@@ -341,7 +341,7 @@ def check_exposures(folder: Path, name: str, num_passages: int, seed: int) -> Co
         run, served, end = build_packed_run(corpus, rng) if kind.get("packed") else build_run(corpus, kind, rng)
     last = max(served.steps) + 1
     stop = last if rng.random() < 0.5 else rng.randrange(last + 1)
-    before = [] if stop == last and end is None else ["--before-step", str(stop)]
+    before = [] if stop == last and end is None else ["--steps", f":{stop}"]
     tokenizer, served = ["--tokenizer", f"{folder}/tokenizer.json"], served.before(stop)
     for num_words in NGRAMS:
         passages = corpus.passages(-(-num_passages // len(NGRAMS)), num_words, rng)

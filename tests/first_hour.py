@@ -191,14 +191,14 @@ binidx.Run(train.config, train.sizes, 8).save("run.json")
 def provenance(user: Newcomer) -> None:
     user.title("What was in a step")
     user.types("binidx plan run.json", "steps")
-    user.types("binidx trace run.json --step 3", "document", "en.jsonl")
-    user.types("binidx trace run.json --step 3000", r"--step: found 3000, the run has \d+ steps", status=2)
-    user.types("binidx trace run.json --step three", "--step", status=2)
-    user.types("binidx where run.json --document 7 --source s3://corpus/en --before-step 40", "step")
+    user.types("binidx trace run.json --steps 3", "document", "en.jsonl")
+    user.types("binidx trace run.json --steps 3000", r"--steps: found 3000, the run has \d+ steps", status=2)
+    user.types("binidx trace run.json --steps three", "--steps", status=2)
+    user.types("binidx where run.json --document 7 --source s3://corpus/en --steps :40", "step")
     user.types("binidx where run.json --document id=doc-7", "step")
     user.types("binidx where run.json --document id=nobody", "nobody", status=2)
     user.types("binidx account run.json", "s3://corpus/en", "epochs")
-    user.types("binidx trace run.json", "--step", status=2)
+    user.types("binidx trace run.json", "--steps", status=2)
 
 
 def mistakes(user: Newcomer) -> None:
@@ -225,7 +225,7 @@ def mistakes(user: Newcomer) -> None:
             user.surprises.append(f"{call}: no error of binidx: {output}")
     user.title("Errors as JSON")
     user.types("binidx verify nowhere --json 2> /dev/null", '"kind": "ObjectNotFoundError"', status=2)
-    user.types("binidx trace run.json --json 2> /dev/null", '"exit_status": 2', "--step", status=2)
+    user.types("binidx trace run.json --json 2> /dev/null", '"exit_status": 2', "--steps", status=2)
     user.types("binidx shuffle data/en_text_document --to data/mixed --seed 1 --memory 2", "--memory", status=2)
     user.types("binidx demo --steps 8", "examples/demo: not installed .*clone.*make demo", status=2)
 

@@ -126,6 +126,6 @@ def command_seconds() -> float:
     """All of a cold `binidx trace`."""
     with tempfile.TemporaryDirectory() as scratch:
         environment = {**os.environ, "BINIDX_INDEX_DIR": scratch}
-        arguments = ["s3://bench/run.json", "--step", "100", "--rank", "17"]
+        arguments = ["s3://bench/run.json", "--steps", "100", "--rank", "17"]
         command = [sys.executable, "-m", "binidx", "trace", *arguments]
         return seconds(lambda: subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True))

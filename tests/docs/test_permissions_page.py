@@ -127,7 +127,7 @@ def test_each_policy_allows_its_tasks_and_no_others(
         ["inspect", both],
         ["verify", both],
         ["diff", both, both],
-        ["trace", "s3://corpus/run.json", "--step", "3"],
+        ["trace", "s3://corpus/run.json", "--steps", "3"],
     ):
         assert call(*words) == 0
     before = keys(server)

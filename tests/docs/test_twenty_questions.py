@@ -169,5 +169,5 @@ def test_what_is_told_of_sources_must_be_of_sources(folder: Path, monkeypatch: A
     monkeypatch.chdir(folder)
     for about, found in (({"fr": {}}, "'fr'"), ({"en_text_document": {"licence": "x"}}, "'licence'")):
         Path("wrong.json").write_text(json.dumps(about))
-        assert main(["summary", "run.json", "--about", "@wrong.json"]) == 2
+        assert main(["account", "run.json", "--card", "--about", "@wrong.json"]) == 2
         assert f"--about: found {found}, needs a source of the run" in capsys.readouterr().err

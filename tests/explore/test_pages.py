@@ -76,7 +76,7 @@ def test_a_step_has_the_samples_that_trace_prints(
     run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (0, 7, 20):
-        rows = printed(capsys, "trace", run, "--step", str(step), "--json")
+        rows = printed(capsys, "trace", run, "--steps", str(step), "--json")
         assert [json.loads(line) for line in pages.page(f"step/{step}.json").splitlines()] == rows
         reader = read_html(pages.page(f"step/{step}"))
         shown = " ".join("".join(reader.texts).split())
@@ -104,7 +104,7 @@ def test_a_rank_and_the_parquet_file_of_a_step(run: str, pages: PageServer) -> N
 
 def test_the_text_of_a_sample_is_its_tokens(run: str, pages: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = f"{Path(run).parent}/tokenizer.json"
-    for row in printed(capsys, "trace", run, "--step", "9", "--tokenizer", tokenizer, "--json")[:4]:
+    for row in printed(capsys, "trace", run, "--steps", "9", "--tokenizer", tokenizer, "--json")[:4]:
         reader = read_html(pages.page(f"step/9/{row['rank']}/{row['slot']}"))
         titles = [attributes["title"] for tag, attributes in reader.tags if tag == "span" and "title" in attributes]
         tokens = [int(title.rpartition(": ")[2]) for title in titles if title and title.startswith("token ")]
@@ -224,7 +224,7 @@ def test_documents_seen_before_are_those_that_where_finds_earlier(
     for row in read_html(pages.page("step/20/seen")).rows[1:]:
         name, document = row[0].split()
         shown[name, number(document)] = (number(row[1]), number(row[2]))
-    rows = printed(capsys, "trace", run, "--step", "20", "--json")
+    rows = printed(capsys, "trace", run, "--steps", "20", "--json")
     expected = {}
 
     def inputs(row: dict[str, Any]) -> set[int]:
@@ -232,7 +232,7 @@ def test_documents_seen_before_are_those_that_where_finds_earlier(
 
     read = {(row["source"], document) for row in rows for document in inputs(row)}
     for prefix, document in sorted(read):
-        searched = ["--source", prefix, "--document", str(document), "--before-step", "20", "--json"]
+        searched = ["--source", prefix, "--document", str(document), "--steps", ":20", "--json"]
         if earlier := [row for row in printed(capsys, "where", run, *searched) if document in inputs(row)]:
             expected[Path(prefix).name, document] = (len(earlier), max(row["step"] for row in earlier))
     assert shown == expected
@@ -346,14 +346,14 @@ def test_a_run_over_packed_files_shows_what_the_commands_print(
 ) -> None:
     file, _ = write_packed_run(tmp_path, seed)
     with served(Explored.open(file)) as server:
-        (accounts,) = printed(capsys, "account", file, "--before-step", str(server.explored.steps.stop), "--json")
+        (accounts,) = printed(capsys, "account", file, "--steps", f":{server.explored.steps.stop}", "--json")
         rows = [row for row in read_html(server.page("")).rows if row[0] in [each["source"] for each in accounts]]
         names = ("files", "blocks", "tokens", "blocks_read", "tokens_read")
         assert [[number(cell) for cell in row[2:7]] for row in rows] == [
             [account[name] for name in names] for account in accounts
         ]
         for step in (0, 1):
-            traced = printed(capsys, "trace", file, "--step", str(step), "--json")
+            traced = printed(capsys, "trace", file, "--steps", str(step), "--json")
             summaries = re.findall(r'<summary><span class="place">(.*?)</summary>', server.page(f"step/{step}"))
             shown = [[int(n) for n in re.findall(r"rank (\d+) slot (\d+).* block (\d+), epoch (\d+)", text)[0]]
                      for text in summaries]  # fmt: skip
@@ -365,7 +365,7 @@ def test_a_run_over_packed_files_shows_what_the_commands_print(
             assert tokens == [doc["doc"] * 1000 + doc["start"] + place
                               for doc in row["docs"] for place in range(doc["len"])]  # fmt: skip
         for source, prefix in enumerate(source.name for source in server.explored.sources):
-            asked = ["--source", prefix, "--document", "2", "--before-step", str(server.explored.steps.stop)]
+            asked = ["--source", prefix, "--document", "2", "--steps", f":{server.explored.steps.stop}"]
             found = printed(capsys, "where", file, *asked, "--json")
             shown = [[number(cell) for cell in row[:5]] for row in
                      read_html(server.page(f"source/{source}/document/2/reads")).rows[1:]]  # fmt: skip
@@ -404,7 +404,7 @@ def test_a_resumed_run_shows_the_history_that_the_commands_print(
         assert "1 skipped" in text
         timeline = list(csv.DictReader(io.StringIO(server.page("timeline.csv?steps=5:15"))))
         for row in timeline:
-            traced = printed(capsys, "trace", run, "--step", row["first_step"], "--json")
+            traced = printed(capsys, "trace", run, "--steps", row["first_step"], "--json")
             assert int(row["samples"]) == sum(sample["source"] == row["source"] for sample in traced)
             assert int(row["skipped_steps"]) == (row["first_step"] in ("11", "12"))  # iterations 12 and 13
         assert [float(row["epochs_after"]) for row in csv.DictReader(io.StringIO(server.page("timeline.csv")))][
@@ -412,7 +412,7 @@ def test_a_resumed_run_shows_the_history_that_the_commands_print(
         ] == [account["epochs_read"] for account in accounts]
         assert re.search(r'resume at\s+<a href="./step/10">', text)
         for step in (3, 12):
-            rows = printed(capsys, "trace", run, "--step", str(step), "--json")
+            rows = printed(capsys, "trace", run, "--steps", str(step), "--json")
             assert [json.loads(line) for line in server.page(f"step/{step}.json").splitlines()] == rows
         found = printed(capsys, "where", run, "--source", first.config.blend[0][0], "--document", "5", "--json")  # type: ignore[index]
         shown = read_html(server.page("source/0/document/5/reads")).rows[1:]

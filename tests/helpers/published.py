@@ -52,7 +52,7 @@ def use(base, folder):
     assert (halved.read_tokens([0, 1]) == dataset.read_tokens([1, 3])).all()
     binidx.Run(halved.config, [40, 0, 0], 4, 1).save(f"{folder}/half.json")
     assert '"every_other"' in open(f"{folder}/half.json").read()
-    assert main(["trace", f"{folder}/half.json", "--step", "0"]) == 0
+    assert main(["trace", f"{folder}/half.json", "--steps", "0"]) == 0
     spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
     found = first_batches(f"{base}/en", f"{base}/cache", **spawned)
     assert found == first_batches(f"{folder}/en", None)

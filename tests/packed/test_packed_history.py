@@ -53,21 +53,21 @@ def test_steps_of_a_history_are_those_of_the_packed_run_and_of_the_run_after_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, _ = write_history(tmp_path)
-    packed = printed(capsys, "trace", f"{tmp_path}/packed.json", "--step", f"0:{STEP}")
-    later = printed(capsys, "trace", file, "--step", f"{STEP}:{STOP}")
-    assert printed(capsys, "trace", file, "--step", f"0:{STOP}") == [*packed, *later]
+    packed = printed(capsys, "trace", f"{tmp_path}/packed.json", "--steps", f"0:{STEP}")
+    later = printed(capsys, "trace", file, "--steps", f"{STEP}:{STOP}")
+    assert printed(capsys, "trace", file, "--steps", f"0:{STOP}") == [*packed, *later]
     assert {row["step"] for row in later} == {*range(STEP, STOP)}
     first = packed[0]
     rows = printed(capsys, "where", file, "--document", f"{first['file']}:{first['block']}")
     assert rows == [row for row in packed if (row["file"], row["block"]) == (first["file"], first["block"])]
     asked = ["account", file, "--consumed-samples"]
     in_packed = printed(capsys, *asked, "8")
-    assert in_packed == printed(capsys, "account", file, "--before-step", "2")
+    assert in_packed == printed(capsys, "account", file, "--steps", ":2")
     assert sum(row["samples_read"] for row in in_packed[0]) == 8
-    assert printed(capsys, *asked, str(4 * STOP)) == printed(capsys, "account", file, "--before-step", str(STOP))
+    assert printed(capsys, *asked, str(4 * STOP)) == printed(capsys, "account", file, "--steps", f":{STOP}")
     assert main([*asked, "9"]) == 2
     assert "steps begin at 8 and 12" in capsys.readouterr().err
-    assert main(["account", file, "--before-step", str(STOP)]) == 0
+    assert main(["account", file, "--steps", f":{STOP}"]) == 0
     assert f"{IN_RUN}\nconsumed_train_samples {4 * STOP}, " in capsys.readouterr().out
     assert main(["order", file, "--steps", f"0:{STOP}", "--steps-per-file", "3", "--to", f"{tmp_path}/order"]) == 0
     capsys.readouterr()
@@ -109,7 +109,7 @@ def test_blocks_of_unknown_documents_are_counted_as_blocks_and_refused_as_docume
 ) -> None:
     file, corpora = write_history(tmp_path)
     before = {each.source: each for each in account(open_packed(file), STOP)}
-    reads = printed(capsys, "trace", f"{tmp_path}/packed.json", "--step", f"0:{STEP}")
+    reads = printed(capsys, "trace", f"{tmp_path}/packed.json", "--steps", f"0:{STEP}")
     for missing in ({"git": 1}, {"git": 1, "web": 0}):
         for name in missing:
             Path(f"{tmp_path}/packed/{name}.packed.json").unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def test_blocks_of_unknown_documents_are_counted_as_blocks_and_refused_as_docume
             assert [re.findall(r"(\w+)\.packed\.json: not found", note)[0] for note in notes] == sorted(
                 missing, reverse=True
             )
-        assert len(printed(capsys, "trace", file, "--step", f"0:{STOP}")) == 4 * STOP
+        assert len(printed(capsys, "trace", file, "--steps", f"0:{STOP}")) == 4 * STOP
         (tmp_path / "list.txt").write_text(f"{corpora[0]}\t3\n")
         for more in ([], ["--count"]):
             assert main(["where", file, "--documents", f"{tmp_path}/list.txt", *more]) == 2

@@ -32,7 +32,7 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     stop = min(20, 20 if count is None else count)
     if not stop:
         return
-    found = rows(capsys, "trace", file, "--step", f"0:{stop}")
+    found = rows(capsys, "trace", file, "--steps", f"0:{stop}")
     readings = order.readings(range(stop))
     assert [(row["step"], row["rank"], row["slot"]) for row in found] == [
         *zip(readings.step.tolist(), readings.rank.tolist(), readings.slot.tolist(), strict=True)
@@ -47,7 +47,7 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     document, source = choose.randrange(5), choose.choice(order.packed.names)
     needed = [row for row in found if row["source"] == source and any(doc["doc"] == document for doc in row["docs"])]
     inputs = [row for row in needed if any(doc["doc"] == document and "only_label" not in doc for doc in row["docs"])]
-    asked = ["where", file, "--document", str(document), "--source", source, "--before-step", str(stop)]
+    asked = ["where", file, "--document", str(document), "--source", source, "--steps", f":{stop}"]
     assert sorted(rows(capsys, *asked), key=lambda row: row["position"]) == sorted(
         needed, key=lambda row: row["position"]
     )
@@ -58,9 +58,7 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
     ]
     listed = [(f"{directory}/{name}", number) for name in order.packed.names for number in sorted({0, document})]
     (directory / "list.txt").write_text("".join(f"{name}\t{number}\n" for name, number in listed))
-    (exposed,) = rows(
-        capsys, "where", "--count", file, "--documents", f"{directory}/list.txt", "--before-step", str(stop)
-    )
+    (exposed,) = rows(capsys, "where", "--count", file, "--documents", f"{directory}/list.txt", "--steps", f":{stop}")
     assert [(row["source"], row["document"]) for row in exposed["documents"]] == [*dict.fromkeys(listed)]
     for row in exposed["documents"]:
         inputs = [
@@ -83,12 +81,12 @@ def check_run(directory: Path, seed: int, capsys: pytest.CaptureFixture[str]) ->
         whole, part = ([step for step, count in held if count in needed] for needed in ((3,), (1, 2)))
         assert (own.samples_whole[0], own.samples_part[0]) == (len(whole), len(part))
         assert (own.first_step_whole[0], own.last_step_part[0]) == (min(whole, default=-1), max(part, default=-1))
-    (accounts,) = rows(capsys, "account", file, "--before-step", str(stop))
+    (accounts,) = rows(capsys, "account", file, "--steps", f":{stop}")
     assert [row["blocks_read"] for row in accounts] == [
         sum(row["source"] == name for row in found) for name in order.packed.names
     ]
     one = found[0]
-    asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--before-step", str(stop)]
+    asked = ["where", file, "--document", f"{one['file']}:{one['block']}", "--steps", f":{stop}"]
     assert one in rows(capsys, *asked)
     [counted] = rows(capsys, *asked, "--count")[0]["documents"]
     same = [row["step"] for row in found if (row["file"], row["block"]) == (one["file"], one["block"])]

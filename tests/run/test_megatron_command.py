@@ -90,7 +90,7 @@ def test_a_resume_continues_the_run_before(
     assert json.loads(capsys.readouterr().out)["steps"] == 15
     run = binidx.Run.load("run2.json")
     assert (run.data_parallel_size, run.consumed_samples, run.earlier_samples) == (8, 200, 0)
-    assert main(["trace", "run2.json", "--step", "24:26", "--json", "--no-lineage"]) == 0
+    assert main(["trace", "run2.json", "--steps", "24:26", "--json", "--no-lineage"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(row["sample"] for row in rows) == list(range(192, 216))
 

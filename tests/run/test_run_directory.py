@@ -82,7 +82,7 @@ def test_a_run_with_relative_paths_is_the_same_run_from_any_directory(
     run = make(**CASES[case])
     run.save(f"{case}.json")
     needed, path = described(run), data / f"{case}.json"
-    assert main(["trace", f"{case}.json", "--step", "1", "--json"]) == 0
+    assert main(["trace", f"{case}.json", "--steps", "1", "--json"]) == 0
     traced = capsys.readouterr().out
     before = sorted(data.rglob("*"))
 
@@ -90,7 +90,7 @@ def test_a_run_with_relative_paths_is_the_same_run_from_any_directory(
     loaded = binidx.Run.load(str(path))
     assert described(loaded) == needed
     assert format_run(loaded) == format_run(replace(loaded, consumed_samples=0)) == path.read_bytes()
-    for command in (["trace", str(path), "--step", "1", "--json"], ["where", str(path), "--document", "3"],
+    for command in (["trace", str(path), "--steps", "1", "--json"], ["where", str(path), "--document", "3"],
                     ["plan", str(path)], ["account", str(path)], ["prepare", "index", str(path)]):  # fmt: skip
         sources = ["--source", "en"] if command[0] == "where" else []
         assert main([*command, *sources]) == 0

@@ -25,7 +25,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "stage": ({"sizes": [0, 0, 0], "stages": [STAGE]}, r"stage: num_samples.* found 1,000,000,000,000,000 .* bytes"),
 }  # fmt: skip
 COMMANDS = {
-    "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
+    "plan": [], "trace": ["--steps", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
     "prepare bake": ["--to", "out"], "prepare read-plan": ["--to", "out"], "prepare index": [],
 }  # fmt: skip
 

@@ -154,7 +154,7 @@ def decode_served(steps: range) -> list[tuple[int, str]]:
 
 def test_a_passage_is_counted_by_the_samples_that_hold_it(binidx_out: Any) -> None:
     Path("passage.txt").write_text(RABBIT)
-    call = ["where", "--count", "run.json", "--text", "passage.txt", "--before-step", "20"]
+    call = ["where", "--count", "run.json", "--text", "passage.txt", "--steps", ":20"]
     rows = json.loads(binidx_out(*call, "--json"))["matches"]
     served = decode_served(range(20))
     found = [(step, text.count(RABBIT)) for step, text in served if RABBIT in text]
@@ -166,12 +166,12 @@ def test_a_passage_is_counted_by_the_samples_that_hold_it(binidx_out: Any) -> No
     assert table[0].split() == ["source", "document", "tokens", *("whole", "in", "steps", "part", "in", "steps")]
     assert max(map(len, [*table, last])) <= 80
     assert last == "4 matches, steps before 20; 4 read whole, 0 only in part, 0 not read"
-    assert binidx_out(*call[:-1], "0").splitlines()[-1].endswith("0 read whole, 0 only in part, 4 not read")
+    assert binidx_out(*call[:-1], ":0").splitlines()[-1].endswith("0 read whole, 0 only in part, 4 not read")
 
 
 def test_seen_means_samples_also_of_a_document_whose_first_token_was_not_read(binidx_out: Any) -> None:
     Path("one.txt").write_text(f"{CODE}\t21\n")
-    call = ["where", "--count", "run.json", "--documents", "one.txt", "--before-step", "6"]
+    call = ["where", "--count", "run.json", "--documents", "one.txt", "--steps", ":6"]
     (row,) = json.loads(binidx_out(*call, "--json"))["documents"]
     assert [row[name] for name in ("samples", "times_started", "first_step", "last_step")] == [3, 0, 0, 5]
     head, cells, last = binidx_out(*call).splitlines()

@@ -295,7 +295,7 @@ def test_a_call_that_cannot_be_is_an_error(
 
 FILES = ("", ".idx", ".bin.zst")
 COMMANDS = {
-    "plan": [], "trace": ["--step", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
+    "plan": [], "trace": ["--steps", "0"], "where": ["--document", "1"], "account": [], "order": ["--to", "out"],
     "prepare bake": ["--to", "out"], "prepare read-plan": ["--to", "out"], "prepare index": [],
 }  # fmt: skip
 

@@ -141,7 +141,7 @@ def test_a_history_proves_the_place_and_names_what_a_view_leaves_out(
             assert f"leaves out {sum(left_out.values()):,} others" in line
             assert (f"consumed_samples={place} skips none" in line) == (begin != place)
             capsys.readouterr()
-            for command in ([account, f"{tmp_path}/{file}.json"], [trace, f"{tmp_path}/{file}.json", "--step", "17"]):
+            for command in ([account, f"{tmp_path}/{file}.json"], [trace, f"{tmp_path}/{file}.json", "--steps", "17"]):
                 assert command[0](command[1:]) == 0  # type: ignore[operator]
                 assert "are never read; it leaves out" in " ".join(capsys.readouterr().err.split())
     assert sum(left_out.values())

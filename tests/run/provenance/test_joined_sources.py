@@ -99,7 +99,7 @@ def test_a_run_that_resumes_from_a_copy_keeps_its_reads(
     capsys.readouterr()
     for chosen in (["--source", corpora[0], "--document", "7"], ["--source", copies[0], "--document", "7"],
                    ["--documents", str(tmp_path / "list")]):  # fmt: skip
-        assert main(["where", file, *chosen, "--json", "--before-step", str(STOP)]) == 0
+        assert main(["where", file, *chosen, "--json", "--steps", f":{STOP}"]) == 0
         reads = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         # A label is no input, and `where` finds it, too.
         inputs = [row for row in reads if any(doc["doc"] == 7 and doc["dst"] < 16 for doc in row["docs"])]
@@ -130,7 +130,7 @@ def test_copies_without_digests_stay_apart_and_each_answer_says_so(
     commands = (
         ["where", file, "--documents", f"{tmp_path}/list"],
         ["where", "--count", file, "--documents", f"{tmp_path}/list"],
-        ["account", file], ["summary", file], ["trace", file, "--step", "9:11"],
+        ["account", file], ["account", "--card", file], ["trace", file, "--steps", "9:11"],
     )  # fmt: skip
     for command in commands:
         caplog.clear()
@@ -141,7 +141,7 @@ def test_copies_without_digests_stay_apart_and_each_answer_says_so(
         assert "binidx convert --checksums" in lines[0]
         assert f'"same_data": {json.dumps({copy: corpus})}' in lines[0]
     caplog.clear()
-    assert main(["trace", file, "--step", "3"]) == 0  # of one run alone
+    assert main(["trace", file, "--steps", "3"]) == 0  # of one run alone
     assert NOT_COMPARED not in caplog.text
     card = build_card(open_history(file), STOP)
     assert NOT_COMPARED in format_card(card)

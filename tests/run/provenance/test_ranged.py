@@ -352,7 +352,7 @@ def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:
     large.save(f"{tmp_path}/run.json")
     program = (
         "import sys; from binidx.tools.trace_step import main; "
-        f"assert main(['{tmp_path}/run.json', '--step', '3']) == 0; assert 'torch' not in sys.modules"
+        f"assert main(['{tmp_path}/run.json', '--steps', '3']) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
