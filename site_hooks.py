@@ -29,7 +29,7 @@ import binidx.core
 import binidx.errors
 from binidx.dataset.affects import described_fields
 from binidx.tools import COMMANDS, GROUPS
-from binidx.tools._command import parser
+from binidx.tools._command import Names, parser
 
 FOLDER = "reference/commands"
 BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}
@@ -217,7 +217,7 @@ def fence(language: str, text: str) -> list[str]:
 
 def usage(found: argparse.ArgumentParser, level: str) -> Iterator[str]:
     """Yield the usage and the tables of arguments of a parser and of its subcommands."""
-    actions = [each for each in found._actions if "-h" not in each.option_strings]
+    actions = [each for each in found._actions if "-h" not in each.option_strings and each.help != argparse.SUPPRESS]
     commands = [each for each in actions if isinstance(each, argparse._SubParsersAction)]
     if not commands:
         needed = [typed(each)[0] for each in actions if each.required or not each.option_strings]
@@ -248,8 +248,9 @@ def row(action: argparse.Action) -> tuple[str, ...]:
     default = " ".join(map(str, action.default)) if isinstance(action.default, list | tuple) else action.default
     needless = default in (None, False, "", argparse.SUPPRESS) or action.nargs == 0
     text = marked(((action.help or "") % vars(action)).removesuffix(f" ({default})"))
-    if action.choices and not all(str(each) in text for each in action.choices):
-        text = f"{text}: {', '.join(map(code, action.choices))}"
+    names = [*action.type] if isinstance(action.type, Names) else action.choices
+    if names and not all(str(each) in text for each in names):
+        text = f"{text}: {', '.join(map(code, names))}"
     shown = "required" if action.required and action.option_strings else "" if needless else code(default)
     return ", ".join(map(code, typed(action))), text, shown
 

@@ -103,6 +103,8 @@ def _run(name: str, *arguments: str) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
+    if name == "--completion":
+        return _print_completion(*arguments[:1])
     if name not in COMMANDS:
         names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
         near = "".join(f", did you mean {match!r}?" for match in names)
@@ -119,9 +121,22 @@ def _run(name: str, *arguments: str) -> int:
         return 130
 
 
+def _print_completion(shell: str = "") -> int:
+    from binidx.errors import BinidxError
+
+    from ._completion import completion_script
+
+    try:
+        print(completion_script(shell, COMMANDS))
+    except BinidxError as error:
+        print(f"binidx: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def usage() -> str:
     """Return the list of commands, by what a person does."""
     lines = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
     for group, commands in GROUPS.items():
         lines += [f"{group}:", *(f"  {name:<10}  {purpose}" for name, (_, purpose) in commands.items()), ""]
-    return "\n".join([*lines, "binidx COMMAND --help", "binidx --version"])
+    return "\n".join([*lines, "binidx COMMAND --help", "binidx --version", "binidx --completion bash|zsh|fish"])

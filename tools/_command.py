@@ -20,6 +20,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,38 +47,47 @@ RESUMES = "interrupted; the same command resumes"
 """Message after Ctrl-C, of commands that resume when they are run again."""
 
 
-def command(
-    name: str,
-    doc: str | None,
-    add_options: Callable[[argparse.ArgumentParser], None],
-    body: Body,
-    after_interrupt: str = "interrupted",
-    *,
-    progress: bool = False,
-) -> Callable[[Sequence[str]], int]:
-    """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
+Body = Callable[[argparse.Namespace], int | None]
+"""Function that runs a command or a subcommand; it returns the exit status, None for 0."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: called with its arguments, it runs and returns the exit status.
 
     A BinidxError or a warning is printed as one line; with --json, an error is one JSON object on stdout, too.
 
     Args:
         doc: docstring of the command's module, which is its help.
-        body: runs the command; returns the exit status, None for 0.
+        add_options: adds its options to a parser.
         after_interrupt: message after Ctrl-C.
         progress: whether `body` gets a `Bar` as `arguments.watch`; else this is None.
     """
 
-    def main(argv: Sequence[str]) -> int:
-        options, as_json, as_before = parser(name, doc), "--json" in argv, (warnings.showwarning, logging.lastResort)
-        add_options(options)
-        add_output(options, progress=progress)
+    name: str
+    doc: str | None
+    add_options: Callable[[argparse.ArgumentParser], None]
+    body: Body
+    after_interrupt: str = "interrupted"
+    progress: bool = False
+
+    def fill(self, options: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add all options of the command to a parser, and return it."""
+        self.add_options(options)
+        add_output(options, progress=self.progress)
+        return options
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        options, subject = self.fill(parser(self.name, self.doc)), f"binidx {self.name}"
+        as_json, as_before = "--json" in argv, (warnings.showwarning, logging.lastResort)
         try:
             check_flags(options, argv)
             arguments = options.parse_args(argv)
-            warnings.showwarning = lambda message, *_: print_note(f"binidx {name}", str(message), "warning")
-            logging.lastResort = LoggedNotes(f"binidx {name}")
-            watch = Bar(name, arguments.progress) if progress else contextlib.nullcontext()
+            warnings.showwarning = lambda message, *_: print_note(subject, str(message), "warning")
+            logging.lastResort = LoggedNotes(subject)
+            watch = Bar(self.name, arguments.progress) if self.progress else contextlib.nullcontext()
             with ended_by_signals(), watch as arguments.watch:
-                return body(arguments) or 0
+                return self.body(arguments) or 0
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise
@@ -85,15 +95,13 @@ def command(
             message, status = str(error), 2 if isinstance(error, CALL_ERRORS) else 1
             if isinstance(error, ConfigError):
                 message = name_flags(message, flags_of(options, argv))
-            print_note(f"binidx {name}", message, "error")
+            print_note(subject, message, "error")
             return print_error(error, message, status, as_json)
         except KeyboardInterrupt as error:
-            print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
-            return print_error(error, after_interrupt, 130, as_json)
+            print(f"\n{subject}: {self.after_interrupt}", file=sys.stderr)
+            return print_error(error, self.after_interrupt, 130, as_json)
         finally:
             warnings.showwarning, logging.lastResort = as_before
-
-    return main
 
 
 class LoggedNotes(logging.Handler):
@@ -129,10 +137,6 @@ def add_output(options: argparse.ArgumentParser, *, progress: bool = False) -> N
         if progress:
             how = "on stderr, as lines of JSON (a bar, or a line a minute if it is no terminal)"
             each.add_argument("--progress", choices=["json"], help=how)
-
-
-Body = Callable[[argparse.Namespace], int | None]
-"""Function that runs a command or a subcommand; it returns the exit status, None for 0."""
 
 
 def add_subcommands(options: argparse.ArgumentParser, *rows: tuple[str, Body, str]) -> list[argparse.ArgumentParser]:

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from binidx.errors import ConfigError
 
-from ._command import chosen, command, json_object, print_result, refuse
+from ._command import Command, chosen, json_object, print_result, refuse
 from ._display import row_table
 from ._display import table as columns
 from ._run_options import TOPOLOGY, add_run, add_steps, add_topology
@@ -188,4 +188,4 @@ def write_figure(arguments: argparse.Namespace) -> None:
     print_result({"figure": arguments.to}, arguments.to, arguments)
 
 
-main = command("account", __doc__, add_options, account_run, progress=True)
+main = Command("account", __doc__, add_options, account_run, progress=True)

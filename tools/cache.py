@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError, redacted
 
-from ._command import RESUMES, add_json, add_subcommands, command, num_bytes, print_result, run_subcommand
+from ._command import RESUMES, Command, add_json, add_subcommands, num_bytes, print_result, run_subcommand
 from ._display import counts, human_bytes, human_seconds, table
 
 if TYPE_CHECKING:
@@ -240,4 +240,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = command("cache", __doc__, add_options, run_subcommand, RESUMES, progress=True)
+main = Command("cache", __doc__, add_options, run_subcommand, RESUMES, progress=True)

@@ -41,11 +41,11 @@ from typing import TYPE_CHECKING
 from ._command import (
     DATASET,
     RESUMES,
+    Command,
     add_stores,
     add_workers,
     chosen,
     chosen_workers,
-    command,
     prefix,
     print_result,
     target,
@@ -123,4 +123,4 @@ def describe(done: ConvertResult) -> str:
     )
 
 
-main = command("convert", __doc__, add_options, convert, RESUMES, progress=True)
+main = Command("convert", __doc__, add_options, convert, RESUMES, progress=True)

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from ._command import (
     DATASET,
+    Command,
     add_subcommands,
     add_writing,
     chosen,
-    command,
     prefix,
     print_result,
     run_subcommand,
@@ -92,6 +92,6 @@ def print_cut(done: CutResult, arguments: argparse.Namespace) -> None:
     print_result(done.to_json(), "\n".join(lines), arguments)
 
 
-main = command(
+main = Command(
     "cut", __doc__, add_options, run_subcommand, "interrupted; what is not whole was not written", progress=True
 )

@@ -21,7 +21,7 @@ from pathlib import Path
 import binidx
 from binidx.errors import ConfigError
 
-from ._command import command
+from ._command import Command
 
 PACKAGE = Path(binidx.__file__).resolve().parent
 CLONE = PACKAGE.parents[1]
@@ -46,4 +46,4 @@ def run_example(options: argparse.Namespace) -> None:
     import_module("demo").demonstrate(options)
 
 
-main = command("demo", __doc__, add_options, run_example)
+main = Command("demo", __doc__, add_options, run_example)

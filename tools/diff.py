@@ -26,7 +26,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ._command import DATASET, add_json, add_workers, chosen, command, prefix, print_result, workers
+from ._command import DATASET, Command, add_json, add_workers, chosen, prefix, print_result, workers
 from ._display import counts, human_seconds
 
 if TYPE_CHECKING:
@@ -92,4 +92,4 @@ def counted(count: int, first: Sequence[int], where: str) -> str:
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"
 
 
-main = command("diff", __doc__, add_options, diff, progress=True)
+main = Command("diff", __doc__, add_options, diff, progress=True)

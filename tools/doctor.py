@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import binidx
 from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError
 
-from ._command import add_json, command, print_result
+from ._command import Command, add_json, print_result
 from ._display import counts
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ PACKAGES = {
     "pyarrow": ("parquet", "Parquet, lineage, exported orders"),
     "isal": ("gzip", ".gz text, faster"),
     "matplotlib": ("plot", "binidx account --figure, figures"),
+    "shtab": ("completion", "binidx --completion"),
     "starlette": ("explore", "binidx explore"),
     "nltk": ("sentences", "--split-sentences"),
     "ray": ("ray", "--engine ray"),
@@ -162,4 +163,4 @@ def find(uri: str, location: Location) -> str:
     raise ObjectNotFoundError(f"no such object, though its store answers{did_you_mean(location)}")
 
 
-main = command("doctor", __doc__, add_options, examine)
+main = Command("doctor", __doc__, add_options, examine)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import add_json, chosen, command, num_bytes, print_result
+from ._command import Command, add_json, chosen, num_bytes, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -103,4 +103,4 @@ def interval(count: Estimate) -> str:
     return f"{count.total:,.0f}; 95 %: {count.low:,.0f} to {count.high:,.0f} (± {count.error:.2%})"
 
 
-main = command("estimate", __doc__, add_options, estimate, progress=True)
+main = Command("estimate", __doc__, add_options, estimate, progress=True)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from binidx.errors import ConfigError, MissingDriverError
 
-from ._command import add_json, command
+from ._command import Command, add_json
 from ._run_options import add_text_tokenizer
 
 
@@ -81,4 +81,4 @@ def explore(arguments: argparse.Namespace) -> None:
     os._exit(status)  # the threads of a request that is in flight would be waited for
 
 
-main = command("explore", __doc__, add_options, explore)
+main = Command("explore", __doc__, add_options, explore)

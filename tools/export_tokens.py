@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 
-from ._command import DATASET, add_stores, add_workers, chosen, command, prefix, print_result, refuse, workers
+from ._command import DATASET, Command, add_stores, add_workers, chosen, prefix, print_result, refuse, workers
 from ._display import counts
 from .import_tokens import FORMATS, describe, eod_of_packed
 
@@ -72,4 +72,4 @@ def export_packed(arguments: argparse.Namespace) -> None:
     print_result({"files": names, "tokens": dataset.index.num_tokens}, text, arguments)
 
 
-main = command("export", __doc__, add_options, export_tokens, progress=True)
+main = Command("export", __doc__, add_options, export_tokens, progress=True)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import add_json, add_workers, chosen_workers, command, prefix, print_result
+from ._command import Command, add_json, add_workers, chosen_workers, prefix, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
 from ._run_options import add_normalize, add_steps, add_text_tokenizer
@@ -215,4 +215,4 @@ def _print_summary(result: SearchResult) -> None:
     print(f"{num_found:,} of {what}; {human_seconds(result.seconds)}, {rate}/s{left}", file=sys.stderr)
 
 
-main = command("grep", __doc__, add_options, grep, progress=True)
+main = Command("grep", __doc__, add_options, grep, progress=True)

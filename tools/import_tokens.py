@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from binidx.errors import ConfigError
 
-from ._command import Names, add_stores, chosen, command, print_result, refuse, target
+from ._command import Command, Names, add_stores, chosen, print_result, refuse, target
 from ._display import counts
 
 if TYPE_CHECKING:
@@ -90,4 +90,4 @@ def describe(done: ImportResult) -> str:
     return f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype};"
 
 
-main = command("import", __doc__, add_options, import_tokens, progress=True)
+main = Command("import", __doc__, add_options, import_tokens, progress=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from binidx.errors import ConfigError
 
-from ._command import DATASET, add_json, command, prefix, print_result
+from ._command import DATASET, Command, add_json, prefix, print_result
 from ._display import human_bytes, table
 from ._run_options import add_text_tokenizer
 
@@ -133,4 +133,4 @@ def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
     return lines
 
 
-main = command("inspect", __doc__, add_options, inspect)
+main = Command("inspect", __doc__, add_options, inspect)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import DATASET, add_writing, command, prefix, print_result, target, writing
+from ._command import DATASET, Command, add_writing, prefix, print_result, target, writing
 from ._display import counts, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ def describe(done: MergeResult) -> str:
     return "\n".join(lines)
 
 
-main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)
+main = Command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 from binidx.errors import ConfigError
 
-from ._command import RESUMES, add_workers, chosen, command, print_result, workers
+from ._command import RESUMES, Command, add_workers, chosen, print_result, workers
 from ._display import counts
 from ._run_options import add_run, add_steps, add_topology
 
@@ -111,4 +111,4 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     print_result(sets, "\n".join(lines), arguments)
 
 
-main = command("order", __doc__, add_options, export_order, RESUMES, progress=True)
+main = Command("order", __doc__, add_options, export_order, RESUMES, progress=True)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import BinidxError, ConfigError, redacted
 
-from ._command import chosen, command, print_result, refuse
+from ._command import Command, chosen, print_result, refuse
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, print_note, table
 from ._run_options import TOPOLOGY, add_run, add_sizes
 
@@ -212,13 +212,13 @@ def _head(planned: RunPlan) -> list[tuple[str, str]]:
 def _sources(planned: RunPlan) -> list[list[str]]:
     rows = []
     for cost in planned.costs:
-        summary = cost.summary
-        parts = counts(parts=summary.num_parts) if summary.num_parts else ""
-        kinds = [summary.codec if summary.compressed else "", "checked" if summary.checked else "", parts]
-        stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
+        dataset = cost.dataset
+        parts = counts(parts=dataset.num_parts) if dataset.num_parts else ""
+        kinds = [dataset.codec if dataset.compressed else "", "checked" if dataset.checked else "", parts]
+        stored = " ".join(filter(None, [human_bytes(dataset.stored_bytes), *kinds]))
         share = f"{cost.samples / max(planned.num_samples, 1):.1%}"
         numbers = [f"{cost.documents:,}", f"{cost.tokens:,}", f"{cost.epochs:.2f}", f"{cost.repeated_documents:,}"]
-        rows.append([summary.prefix, share, *numbers, stored])
+        rows.append([dataset.prefix.uri, share, *numbers, stored])
     return rows
 
 
@@ -284,7 +284,7 @@ def _fills(planned: RunPlan) -> Iterator[str]:
         price = f"${requests * cost.prices.dollars_per_read:,.2g}"
         done = f"{human_bytes(fill.node_bytes)} a node, {counts(requests=requests)}, {price}, {_seconds(fill.seconds)}"
         why = f"a node reads {fill.share:.2g} times its bytes, {fill.paying_share:.2g} pays"
-        yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.summary.prefix)}: {why}"
+        yield f"{done if fill.node_bytes else 'nothing'} of {redacted(cost.dataset.prefix.uri)}: {why}"
 
 
 def _start(planned: RunPlan) -> list[tuple[str, str]]:
@@ -304,4 +304,4 @@ def _start(planned: RunPlan) -> list[tuple[str, str]]:
     return rows
 
 
-main = command("plan", __doc__, add_options, plan)
+main = Command("plan", __doc__, add_options, plan)

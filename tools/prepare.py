@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import RESUMES, add_subcommands, add_workers, chosen, command, print_result, run_subcommand, workers
+from ._command import RESUMES, Command, add_subcommands, add_workers, chosen, print_result, run_subcommand, workers
 from ._display import counts, human_bytes
 from ._run_options import add_run, add_sizes, add_steps
 
@@ -183,4 +183,4 @@ def describe_bake(done: BakeProgress) -> str:
     return f"{done.written} written now, {done.missing} missing; {again}"
 
 
-main = command("prepare", __doc__, add_options, run_subcommand, RESUMES, progress=True)
+main = Command("prepare", __doc__, add_options, run_subcommand, RESUMES, progress=True)

@@ -17,8 +17,7 @@ document stops the job, unless --on-error skip or quarantine, which writes it to
 
 --dry-run prints three documents as they will be tokenized, and an estimate of tokens, bytes, parts and time.
 
-Options of Megatron's tool mean the same. --partitions is taken and not needed; documents always stay in their order, as
-with its --keep-sequential-samples.
+Options of Megatron's tool mean the same; those that have no effect here are taken with a warning.
 
 exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is wrong
 
@@ -36,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import FormatError
 
-from ._command import RESUMES, add_json, add_workers, chosen, command, num_bytes, print_result
-from ._display import counts, human_seconds
+from ._command import RESUMES, Command, add_json, add_workers, chosen, num_bytes, print_result
+from ._display import counts, human_seconds, print_note
 from ._display import table as columns
 from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
@@ -56,6 +55,13 @@ SAME_NAMES = (
     "on_error", "id_key", "part_bytes", "compared_share", "format", "source_options", "target_options",
 )  # fmt: skip
 """Arguments of the command that are fields of a Job."""
+
+WITHOUT_EFFECT = {
+    "--partitions": "the text is cut into parts of --part-bytes",
+    "--log-interval": "a bar, or a line a minute, shows the progress",
+    "--keep-sequential-samples": "documents always stay in their order",
+}
+"""Option of Megatron's tool that is taken -> what there is in its place."""
 
 MOST_SOURCES = 20
 """Most rows of sources in the summary."""
@@ -113,9 +119,9 @@ def _add_work(group: Any) -> None:
         "--dry-run", action="store_true", help="make nothing; print three tokenized documents and an estimate"
     )
     group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
-    group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
-    group.add_argument("--log-interval", type=int, metavar="N", help="Megatron's; there is a bar on a terminal")
-    group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
+    for flag in WITHOUT_EFFECT:
+        how: dict[str, Any] = {"action": "store_true"} if flag == "--keep-sequential-samples" else {"type": int}
+        group.add_argument(flag, help=argparse.SUPPRESS, **how)
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
 
 
@@ -124,6 +130,9 @@ def make(arguments: argparse.Namespace) -> int | None:
     from binidx.jobs.parts import Shard
     from binidx.prepare.preprocess.preprocess import job_status, preprocess
 
+    for flag, why in WITHOUT_EFFECT.items():
+        if vars(arguments)[flag[2:].replace("-", "_")]:
+            print_note("binidx preprocess", f"{flag}: has no effect; {why}", "warning")
     job = parse_job(arguments)
     if arguments.status:
         status = job_status(job)
@@ -260,4 +269,4 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> str:
     return "\n" + columns(("machine", "parts", "documents", "tokens", "MB/s"), rows)
 
 
-main = command("preprocess", __doc__, add_options, make, RESUMES, progress=True)
+main = Command("preprocess", __doc__, add_options, make, RESUMES, progress=True)

@@ -36,11 +36,11 @@ from binidx.errors import ConfigError
 
 from ._command import (
     DATASET,
+    Command,
     add_workers,
     add_writing,
     chosen,
     chosen_workers,
-    command,
     num_bytes,
     prefix,
     print_result,
@@ -106,4 +106,4 @@ def describe_lines(done: ShuffledLines) -> str:
     return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 
 
-main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)
+main = Command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)

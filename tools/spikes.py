@@ -23,7 +23,7 @@ import json
 import math
 import sys
 
-from ._command import command
+from ._command import Command
 from ._display import counts, print_above
 from ._run_options import add_run, add_steps, add_text_tokenizer
 
@@ -75,4 +75,4 @@ def _round(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-main = command("spikes", __doc__, add_options, print_spikes, progress=True)
+main = Command("spikes", __doc__, add_options, print_spikes, progress=True)

@@ -20,7 +20,7 @@ import argparse
 
 from binidx.errors import ConfigError
 
-from ._command import command
+from ._command import Command
 from ._run_options import add_run, add_steps, add_text_tokenizer, add_topology
 
 STEPS_AT_ONCE = 16
@@ -56,4 +56,4 @@ def trace(arguments: argparse.Namespace) -> None:
             print_rows(build_rows(order, reads, decode, lineage=not arguments.no_lineage), arguments.json)
 
 
-main = command("trace", __doc__, add_options, trace)
+main = Command("trace", __doc__, add_options, trace)

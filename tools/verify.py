@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ._command import DATASET, add_json, add_workers, chosen, chosen_workers, command, prefix, print_result, workers
+from ._command import DATASET, Command, add_json, add_workers, chosen, chosen_workers, prefix, print_result, workers
 from ._display import counts, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -86,4 +86,4 @@ def tokens_read(checked: Verification) -> str:
     return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
 
 
-main = command("verify", __doc__, add_options, verify, progress=True)
+main = Command("verify", __doc__, add_options, verify, progress=True)

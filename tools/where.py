@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import command
+from ._command import Command
 from ._display import counts, print_note
 from ._run_options import add_normalize, add_run, add_steps, add_text_tokenizer, add_topology
 
@@ -182,4 +182,4 @@ def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[st
     return numbers
 
 
-main = command("where", __doc__, add_options, find, progress=True)
+main = Command("where", __doc__, add_options, find, progress=True)

@@ -21,14 +21,14 @@ from helpers.random_datasets import Document, build_ours
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, GROUPS, main, usage
-from binidx.tools._command import add_json, add_output, command, name_flags, num_bytes, parser, wrap_block
+from binidx.tools._command import Command, add_json, add_output, name_flags, num_bytes, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 from binidx.tools._old_names import RENAMED
 
 
 def run(body: Callable[[], int]) -> int:
     """Run a command without options."""
-    return command("name", "Name.", lambda options: None, lambda arguments: body())([])
+    return Command("name", "Name.", lambda options: None, lambda arguments: body())([])
 
 
 ROOT = Path(__file__).parent.parent.parent

@@ -98,7 +98,7 @@ def test_shards_and_finish_are_calls_of_their_own(tmp_path: Path, capsys: Any) -
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
 
 
-def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path) -> None:
+def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path, capsys: Any) -> None:
     inputs = corpus(tmp_path / "in", files=1)
     shutil.copy(tokenizer_path(), tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOD}))
@@ -106,6 +106,13 @@ def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path) -> None:
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path} --workers 2 --partitions 2
     --keep-sequential-samples --log-interval 1000"""
     assert main(shlex.split(call)) == 0
+    told = capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["preprocess", "--help"])
+    usage = capsys.readouterr().out
+    for flag in ("--partitions", "--log-interval", "--keep-sequential-samples"):
+        assert f"binidx preprocess: {flag}: has no effect; " in told
+        assert flag not in usage
     for key in ("text", "id"):
         assert files_of(tmp_path / f"en_{key}_document") == theirs(inputs, tmp_path / f"theirs_{key}", key)
 
