@@ -18,7 +18,7 @@ from helpers.public_names import PUBLIC
 
 import binidx
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import UsageError, add_output, json_object, parser
+from binidx.tools._command import UsageError, add_output, json_object, parser, subcommands
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -145,6 +145,22 @@ def test_pages_of_commands_have_every_option(monkeypatch: pytest.MonkeyPatch) ->
         assert [flag for flag in flags if flag not in page] == []
         assert "5ec4e7" not in page
         assert "\nexample:" not in page
+
+
+def test_every_option_of_a_command_is_named_in_a_page_or_a_test() -> None:
+    files = [ROOT / "README.md", *PAGES, *ROOT.glob("docs/**/*.ipynb"), *ROOT.glob("tests/**/*.py")]
+    texts = [file.read_text() for file in files if file != Path(__file__)]
+    of_all = {"--help", "--json", "--progress", "--storage-options", "--source-options", "--target-options"}
+    missing = []
+    for name, (module, _) in COMMANDS.items():
+        root = import_module(f"binidx.tools.{module}").main.fill(parser(name, ""))
+        own = [text for text in texts if re.search(rf"\b{name}\b", text)]
+        for options in (root, *subcommands(root).values()):
+            for action in (each for each in options._actions if each.option_strings and each.help != SUPPRESS):
+                option = re.compile(rf"(?<![\w-])({'|'.join(action.option_strings)})(?![\w-])")
+                if not any(map(option.search, texts if of_all & {*action.option_strings} else own)):
+                    missing.append((name, action.option_strings))
+    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from binidx.prepare.tokenizers.describe import QWEN2
 from binidx.prepare.tokenizers.engine import Encoded
+from binidx.prepare.tokenizers.engine_choice import ENGINES
+from binidx.prepare.tokenizers.spec import TokenizerSpec
 
 EOT = "<|endoftext|>"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,6 +31,11 @@ O200K = (
 )
 """Patterns of encodings of tiktoken, and of the tokenizers of many models after them."""
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
+    """For each engine the reason why it cannot be used; None if it gives the reference's ids."""
+    return {name: row.refusal(spec, content) for name, row in ENGINES.items()}
 
 
 @functools.cache

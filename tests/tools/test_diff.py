@@ -12,7 +12,7 @@ from binidx.tools import main
 
 def test_same_is_0_and_different_1(tmp_path: Path, capsys) -> None:
     a, b = build(tmp_path / "a", 1000), build(tmp_path / "b", 1000, 1)
-    assert main(["diff", a, a]) == 0
+    assert main(["diff", a, a, "--scratch", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert f"A {a}: 10 documents, 1,000 tokens, 0 copies of earlier documents\nB {a}: 10" in out
     assert "\n  in both       10\n  removed       0\n" in out

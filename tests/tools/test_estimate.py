@@ -23,8 +23,9 @@ def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:
     assert "(± 0.00%)" in out  # all of it was looked at
     assert "of " in out.split("looked at ")[1]
     assert "CPU-hours with " in out
-    assert main([*call, "--json", "--sample", "1MB"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"]["total"] == 400
+    assert main([*call, "--json", "--sample", "1MB", "--tokenizer-engine", "hf"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["documents"]["total"], told["engine"]) == (400, "hf")
     assert main([*call, "--keep", "nonsense"]) == 2
 
 

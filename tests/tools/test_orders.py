@@ -178,6 +178,34 @@ def test_trace_and_where_select_the_same_steps(run_file: Path, capsys: pytest.Ca
         assert "--steps: found 3:9, counts are of all steps before one; need :9" in capsys.readouterr().err
 
 
+def test_figures_of_a_run_are_written(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def drawn(*options: str) -> bytes:
+        call = ["account", str(run_file), "--to", f"{tmp_path}/run.svg", *options]
+        assert rows(capsys, *call) == [{"figure": f"{tmp_path}/run.svg"}]
+        return (tmp_path / "run.svg").read_bytes()
+
+    figures = {kind: drawn("--figure", kind) for kind in ("blend", "epochs", "lengths", "repeats")}
+    assert all(figure.startswith(b"<?xml") for figure in figures.values())
+    assert drawn("--figure", "lengths", "--width", "6.75") != figures["lengths"]
+    assert (
+        drawn("--figure", "epochs", "--steps", "3:9")
+        != figures["epochs"]
+        != drawn("--figure", "epochs", "--steps", ":9")
+    )
+    assert drawn("--figure", "repeats", "--steps", ":2") != figures["repeats"]
+    for call, told in (
+        (["--card", "--figure", "blend", "--to", "a.svg"], "--card: not with --figure"),
+        (["--figure", "blend", "--to", "a.gif"], "--to: found a.gif, needs a name that ends in .pdf, .png, .svg"),
+        (["--figure", "blend", "--world", "2", "--to", "a.svg"], "--world: not with --figure"),
+        (["--width", "3"], "--width: only with --figure"),
+        (["--public"], "--public: only with --card"),
+    ):
+        assert main(["account", str(run_file), *call]) == 2
+        assert f"binidx account: {told}" in capsys.readouterr().err
+    assert main(["plot", str(run_file), "blend", "--to", f"{tmp_path}/run.svg"]) == 0
+    assert capsys.readouterr().err == "binidx plot is binidx account --figure KIND now\n"
+
+
 @pytest.mark.parametrize("stop", ["-1", "16"])
 @pytest.mark.parametrize("command", [["account"], ["where", "--document", "7", "--source"]])
 def test_steps_that_the_run_does_not_have(
@@ -472,6 +500,8 @@ def test_spikes_of_a_history_are_those_of_the_steps_that_were_trained(
     assert [(spike["step"], spike["last_step"]) for spike in found["spikes"]] == [(22, 22)]
     assert {sample["source"] for sample in found["spikes"][0]["samples"]} == {f"{changed.parent}/code"}
     (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--steps", ":22")
+    assert found["spikes"] == []
+    (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--threshold", "1e9")
     assert found["spikes"] == []
     assert main(["spikes", str(changed), *given[:2]]) == 2
     assert "two runs of the history wrote losses of the same positions" in capsys.readouterr().err

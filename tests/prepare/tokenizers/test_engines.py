@@ -16,6 +16,7 @@ from helpers.trained_tokenizers import (
     json_of,
     lists,
     plain_texts,
+    refusals,
     save,
     train_sentencepiece,
 )
@@ -29,7 +30,6 @@ from binidx.prepare.tokenizers.engine_choice import (
     choose_engine,
     open_decoder,
     reference_engine,
-    refusals,
 )
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec, read_content
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lists, plain_texts
+from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lists, plain_texts, refusals
 
 from binidx.errors import FormatError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import choose_engine, refusals
+from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import read_content
 
 TEXTS = ["Hello  world\n\n\tof 123456 tokens", f"one{EOT}two", "naïve 東京 🙂 \u2028x", "", " it's", "\x00\x1f"]

@@ -224,16 +224,6 @@ ENGINES = {row.name: row for row in _ROWS}
 """Engines by name, the fastest first. A new engine is a class with `refusal` and `encode`, and an entry here."""
 
 
-def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
-    """Return for each engine the reason why it cannot be used; None if it gives the reference's ids.
-
-    Args:
-        spec: tokenizer to run.
-        content: its content, from `read_content`.
-    """
-    return {name: row.refusal(spec, content) for name, row in ENGINES.items()}
-
-
 def choose_engine(
     spec: TokenizerSpec, name: str = "auto", *, storage_options: Mapping[str, Any] | None = None
 ) -> Engine:

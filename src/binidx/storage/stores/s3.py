@@ -87,7 +87,7 @@ class S3Store(FsspecWrites, DirectStore):
         """(--storage-options '{"anon": true}') if it is public""",
     )
     hides_uploads = True
-    min_part, max_part, max_parts = 5 << 20, 5 << 30, 10_000
+    min_part, max_parts = 5 << 20, 10_000
     # Copied in seconds, well inside the timeouts of clients, and with many in flight faster than one huge part.
     copied_part = 128 << 20
 
