@@ -29,7 +29,8 @@ import binidx.core
 import binidx.errors
 from binidx.dataset.affects import described_fields
 from binidx.tools import COMMANDS, GROUPS
-from binidx.tools._command import Names, parser
+from binidx.tools._command import parser
+from binidx.tools._options import Names
 
 FOLDER = "reference/commands"
 BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}

@@ -103,9 +103,7 @@ def _run(name: str, *arguments: str) -> int:
 
         print(f"binidx {binidx.__version__}")
         return 0
-    if name == "--completion":
-        return _print_completion(*arguments[:1])
-    if name not in COMMANDS:
+    if name not in {*COMMANDS, "--completion"}:
         names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
         near = "".join(f", did you mean {match!r}?" for match in names)
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
@@ -114,24 +112,11 @@ def _run(name: str, *arguments: str) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal's encoding lacks is shown by its code
             stream.reconfigure(errors="backslashreplace")
     try:
-        module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
-        return int(module.main(arguments))
+        module = COMMANDS[name][0] if name in COMMANDS else "_completion"
+        return int(import_module(f"binidx.tools.{module}").main(arguments))
     except KeyboardInterrupt:  # before the command began; later its `main` handles it
         print(f"\nbinidx {name}: interrupted", file=sys.stderr)
         return 130
-
-
-def _print_completion(shell: str = "") -> int:
-    from binidx.errors import BinidxError
-
-    from ._completion import completion_script
-
-    try:
-        print(completion_script(shell, COMMANDS))
-    except BinidxError as error:
-        print(f"binidx: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def usage() -> str:

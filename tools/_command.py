@@ -1,7 +1,7 @@
 """Shared parts of the commands: their `main`, exit status, one-line errors, common options and argument types.
 
-Options and help need the standard library and `binidx.errors` alone. What runs a command imports the library itself, so
-that `--help` takes no longer than argparse.
+Options and help need the standard library and `binidx.errors` alone, so that `--help` takes no longer than argparse. A
+function that runs a command uses public names as `binidx.NAME`, which loads them, and imports all else itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import difflib
 import itertools
 import json
 import logging
-import os
 import re
 import signal
 import sys
@@ -21,26 +20,17 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from binidx.errors import (
-    AccessError,
-    BinidxError,
-    ConfigError,
-    MissingDriverError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    UnreachableError,
-)
+from binidx import errors
+from binidx.errors import BinidxError, ConfigError
 
 from ._display import Bar, fitted, print_note
 
-if TYPE_CHECKING:
-    from binidx.jobs.parts import Workers
-
-CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
+CALL_ERRORS = (
+    *(errors.ConfigError, errors.MissingDriverError, errors.ObjectExistsError, errors.ObjectNotFoundError),
+    *(errors.AccessError, errors.UnreachableError),
+)
 """Errors of the call, exit status 2; all other errors are of the data, exit status 1."""
 
 RESUMES = "interrupted; the same command resumes"
@@ -308,37 +298,6 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     )
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Parse an argument that must be a JSON object, or @FILE with one. It may be secret, so no message repeats it."""
-    try:
-        value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text[1:]}: {error.strerror}") from None
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"found a JSON {type(value).__name__}, needed an object")
-    return value
-
-
-def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> None:
-    """Add an option that takes a JSON object; a BINIDX_ variable can hold it, as other users can see arguments.
-
-    Args:
-        flag: such as `--storage-options`.
-        purpose: beginning of its help.
-    """
-    variable = f"BINIDX_{flag.strip('-').replace('-', '_').upper()}"
-    told = f"{purpose}: JSON, or @FILE with it; else {variable}"
-    options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
-
-
-def add_stores(options: argparse._ActionsContainer, source: str = "the source", target: str = "the target") -> None:
-    """Add the options of the stores of the source and of the target."""
-    add_json(options, "--source-options", f"fsspec's options for {source}")
-    add_json(options, "--target-options", f"the same for {target}")
-
-
 def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
     """Print a result, as JSON values with --json, else as text; the bar of the last stage vanishes before it.
 
@@ -349,118 +308,3 @@ def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
     if arguments.watch:
         arguments.watch.end_stage()
     print(json.dumps(values) if arguments.json else fitted(text, sys.stdout))
-
-
-def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the arguments with these names, which are those of a library function's parameters, too."""
-    return {name: getattr(arguments, name) for name in names}
-
-
-def refuse(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    """Raise ConfigError with the reason if any of these arguments was given.
-
-    Args:
-        names: of arguments whose default is None or False.
-        reason: rest of the message, after the names.
-    """
-    if given := [name for name in names if not (getattr(arguments, name) is None or getattr(arguments, name) is False)]:
-        raise ConfigError(f"{', '.join(given)}: {reason}")
-
-
-def add_writing(options: argparse.ArgumentParser) -> None:
-    """Add the options of a command that makes datasets from other datasets."""
-    options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
-    options.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    add_stores(options)
-
-
-def writing(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the library's arguments for the options of `add_writing`, and for the progress."""
-    names = "overwrite", "source_options", "target_options", "watch"
-    return {"lineage": not arguments.no_lineage, **chosen(arguments, *names)}
-
-
-def add_workers(
-    options: argparse._ActionsContainer, what: str, engine: str | None = None
-) -> argparse._ActionsContainer:
-    """Add the options of a command whose work can leave the machine; return the group of `--shard`, of which one holds.
-
-    Args:
-        what: the parts, in plural: "files".
-        engine: default engine; None: this process.
-    """
-    places = f"where {what} are made: local, ray, ray:ADDRESS, dask=ADDRESS ({engine or 'this process'})"
-    options.add_argument("--engine", default=engine, help=places)
-    options.add_argument("--workers", type=int, metavar="N", help=f"{what} made at once (a core each)")
-    share = options.add_mutually_exclusive_group()
-    share.add_argument("--shard", type=shard, metavar="I/N", help="only each N-th, from the I-th, from 0")
-    return share
-
-
-def workers(arguments: argparse.Namespace) -> Workers:
-    """Return the workers that the options of `add_workers` choose."""
-    from binidx.jobs.parts import Shard, Workers
-
-    return Workers(arguments.engine, arguments.workers, shard=arguments.shard and Shard(*arguments.shard))
-
-
-def chosen_workers(arguments: argparse.Namespace) -> Workers | None:
-    """Return the workers that the options choose; None if none of them was given: this process does the work."""
-    given = (arguments.engine, arguments.workers, arguments.shard)
-    return None if given == (None, None, None) else workers(arguments)
-
-
-DATASET = "path or URI without .bin and .idx, also of a virtual merge"
-"""Help of an argument that names a dataset to read."""
-
-
-def prefix(text: str) -> str:
-    """Return the prefix of a dataset that the user means."""
-    from binidx.format.bin_file import as_prefix
-
-    return as_prefix(text)
-
-
-def target(text: str) -> str:
-    """Return the prefix to write that the user means; a folder stays one, and is an error where it is written."""
-    return text if text.endswith("/") else prefix(text)
-
-
-class Names:
-    """Type of an argument that is a name of a table of the library, which is imported when a value is parsed.
-
-    Args:
-        module, table: the table.
-        more: further names.
-    """
-
-    def __init__(self, module: str, table: str, *more: str) -> None:
-        self.module, self.table, self.more = module, table, more
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (*self.more, *getattr(import_module(self.module), self.table))
-
-    def __call__(self, text: str) -> str:
-        if text not in self:
-            raise argparse.ArgumentTypeError(f"found {text}, needed one of {', '.join(self)}")
-        return text
-
-
-def num_bytes(text: str) -> int:
-    """Parse a size: `2GB`, `512MiB`, plain digits."""
-    from binidx.storage.settings import parse_bytes
-
-    try:
-        if (size := parse_bytes(text)) >= 0:
-            return size
-        raise ValueError
-    except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB or 512MiB") from None
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Parse a shard `I/N`, with I from 0 to N - 1, as (I, N)."""
-    first, _, count = text.partition("/")
-    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
-        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
-    return int(first), int(count)

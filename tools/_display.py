@@ -11,10 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from binidx.storage.writing.copy import Unit
+from typing import Any, Self
 
 GAP = 2
 MOST_ROWS = 40
@@ -48,7 +45,7 @@ class Bar:
         self.end_stage()
         self._ended.set()
 
-    def begin(self, what: str, total: int, done: int, unit: Unit = "bytes") -> None:
+    def begin(self, what: str, total: int, done: int, unit: str = "bytes") -> None:
         """Start a new stage; the bar of the previous one vanishes.
 
         Args:

@@ -1,4 +1,4 @@
-"""Counts of the reads of documents and of passages, which `binidx where --count` prints."""
+"""Documents and passages that `binidx where` looks for, and counts of their reads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError
-from binidx.order.order_protocols import Numbers
+from binidx.corpus.origins import find_named
+from binidx.errors import ConfigError, FormatError
+from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.exposures import count_exposures
@@ -22,7 +23,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
 from ._command import print_result
-from ._display import counts, table
+from ._display import counts, print_note, table
 from ._runs import READ_HEAD, exposure_rows, print_comparison, read_cells, steps_cell
 
 
@@ -108,3 +109,64 @@ def match_table(rows: list[dict[str, Any]], stop: int) -> str:
 def _number(document: int | str) -> str:
     """Return the number of a document, or the name of a block of packed files."""
     return document if isinstance(document, str) else f"{document:,}"
+
+
+def describe_earlier(history: Runs, past: int | None) -> str:
+    """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none.
+
+    Args:
+        past: how many of them were found; None if they were not searched.
+    """
+    consumed = history.consumed_samples
+    if not consumed:
+        return ""
+    before = f"the {consumed:,} samples before consumed_samples"
+    if past is None:
+        return f"; not searched: {before}, of which the run.json of the earlier part has the order"
+    return f" and {before}; {past:,} of them before, with step and rank by the run.json of the earlier part"
+
+
+def find_documents(
+    sources: Mapping[str, Source], names: Sequence[str], options: Mapping[str, Any] | None
+) -> dict[str, list[int]]:
+    """Return prefix -> numbers of the named documents.
+
+    Args:
+        sources: the sources to search, by their prefix.
+        names: numbers, FILE:ROW or id=ID.
+        options: fsspec's options of their stores.
+    """
+    documents: dict[str, list[int]] = {}
+    for name in names:
+        if name.isdecimal() and len(name) < 19:
+            if len(sources) > 1:
+                raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(sources)}")
+            documents.setdefault(next(iter(sources)), []).append(int(name))
+            continue
+        for prefix, numbers in search_lineage(sources, name, options).items():
+            if len(sources) > 1:
+                told = ", ".join(f"{number:,}" for number in numbers)
+                print_note("binidx", f"{name}: document {told} of {prefix}")
+            documents.setdefault(prefix, []).extend(numbers)
+    return documents
+
+
+def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    """Return prefix -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
+
+    Args:
+        sources, options: as for `find_documents`.
+        name: FILE:ROW or id=ID.
+
+    Raises:
+        ConfigError: no document has that name.
+        ObjectNotFoundError: none of the sources has lineage, or ids in it.
+    """
+    numbers, missing = find_named({prefix: Location(own.prefix, options) for prefix, own in sources.items()}, name)
+    if len(missing) == len(sources):
+        raise missing[0]
+    if not numbers:
+        without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
+        searched = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} sources{without}"
+        raise ConfigError(f"--document: {name} not found in {searched}")
+    return numbers

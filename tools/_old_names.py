@@ -20,7 +20,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 }
 """Old name -> the words in its place."""
 
-STEPS = {"--before-step": ":", "--step": ""}
+OLD_STEPS = {"--before-step": ":", "--step": ""}
 """Old option of the commands that ask a run -> what stands before its value in --steps."""
 
 
@@ -52,11 +52,11 @@ def renamed(name: str, *arguments: str) -> list[tuple[str, ...]]:
 def _new_steps(name: str, word: str, following: Iterator[str]) -> str:
     """Return an argument, and of an old option of steps the new one with its value, which may be the next argument."""
     old, has_value, value = word.partition("=")
-    if old not in STEPS:
+    if old not in OLD_STEPS:
         return word
-    _note(f"{name} {old} N", f"{name} --steps {STEPS[old]}N")
+    _note(f"{name} {old} N", f"{name} --steps {OLD_STEPS[old]}N")
     value = value if has_value else next(following, "")
-    return f"--steps={STEPS[old]}{value}" if value else "--steps"
+    return f"--steps={OLD_STEPS[old]}{value}" if value else "--steps"
 
 
 def _note(old: str, new: str) -> None:

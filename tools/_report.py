@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.explore.token_counts import count_lengths
+from binidx.explore.token_counts import count_lengths, read_tokens, token_bounds
 from binidx.format.idx import VERSION, DType, SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
@@ -103,27 +103,13 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
         decode: returns the text of ids.
     """
     documents = first_documents(dataset, count)
-    spans = [starting_spans(dataset, document) for document in documents]
-    tokens = iter(dataset.read([span for starts in spans for span in starts]))
-    origins = known_origins(dataset.location, documents)
-    texts = []
-    for document, starts in zip(documents, spans, strict=True):
-        ids = np.concatenate([next(tokens) for _ in starts]).tolist()
-        first, stop = dataset.document_indices[document : document + 2].tolist()
-        whole = len(ids) == int(dataset.sequence_lengths[first:stop].sum())
+    bounds = [token_bounds(dataset, range(document, document + 1)) for document in documents]
+    tokens = read_tokens(dataset, [(start, min(start + MOST_TOKENS, stop)) for start, stop in bounds])
+    origins, texts = known_origins(dataset.location, documents), list[dict[str, Any]]()
+    for document, (start, stop), ids in zip(documents, bounds, tokens, strict=True):
+        whole = len(ids) == stop - start
         texts.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
     return texts
-
-
-def starting_spans(dataset: IndexedDataset, document: int) -> list[tuple[int, int, int]]:
-    """Return the spans of the first `MOST_TOKENS` tokens of a document."""
-    spans, left = [], MOST_TOKENS
-    for sequence in range(*dataset.document_indices[document : document + 2].tolist()):
-        spans.append((sequence, 0, min(int(dataset.sequence_lengths[sequence]), left)))
-        left -= spans[-1][2]
-        if not left:
-            break
-    return spans
 
 
 def count_empty_documents(bounds: NDArray[np.int64]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ._command import add_json
+from ._options import add_json
 
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data", nargs: str | None = None) -> None:
@@ -48,9 +48,8 @@ TOPOLOGY = ("sequence_length", "data_parallel_size", "micro_batch_size", "global
 def add_topology(options: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that replace the ranks and batch sizes of a saved run, or describe one epoch of a prefix."""
     group = options.add_argument_group("another run than RUN says")
-    group.add_argument(
-        "--sequence-length", type=int, metavar="S", help="RUN is a prefix: one epoch of it, S tokens a sample"
-    )
+    told = "RUN is a prefix: one epoch of it, S tokens a sample"
+    group.add_argument("--sequence-length", type=int, metavar="S", help=told)
     group.add_argument("--world", dest="data_parallel_size", type=int, metavar="N", help="data parallel ranks")
     group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
     group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")

@@ -28,8 +28,8 @@ from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
-from ._command import chosen
 from ._display import print_above, print_note
+from ._options import chosen
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed where the output is no terminal."""

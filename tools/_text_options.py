@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError, redacted
 
-from ._command import Names, chosen
+from ._options import Names, add_json, chosen
 
 if TYPE_CHECKING:
     from binidx.prepare.text.batch import Filters
@@ -28,23 +28,23 @@ MEGATRON_TYPES = {
 """Megatron's tokenizer type -> `TokenizerSpec.kind` in binidx."""
 
 
-def add_format(group: Any) -> None:
-    """Add the option of the format of all inputs."""
+def add_text(group: Any, keys: str) -> None:
+    """Add the options of the inputs' format, fields and store; `keys` is the help of the fields."""
     kinds = "of all inputs (by their names): jsonl, csv, parquet, ...; txt: a document a line, txt-file: one a file"
     formats = Names("binidx.prepare.text.read", "FORMATS")
     group.add_argument("--format", type=formats, metavar="FORMAT", help=kinds)
+    group.add_argument("--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help=f"{keys} (text)")
+    add_json(group, "--source-options", "fsspec's options for the text")
 
 
 def add_tokenizer(group: Any) -> None:
     """Add the options that `parse_tokenizer` reads, and the option of the engine."""
-    tokenizer = "tokenizer.json, its folder, .model, vocab.txt"
-    group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=tokenizer)
+    files = "tokenizer.json, its folder, .model, vocab.txt"
+    group.add_argument("--tokenizer", "--tokenizer-model", metavar="URI", help=files)
     kinds = f"Megatron's name; checked against the file: {', '.join(MEGATRON_TYPES)}"
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, metavar="TYPE", help=kinds)
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
-    group.add_argument(
-        "--merge-file", dest="merges", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json"
-    )
+    group.add_argument("--merge-file", dest="merges", metavar="URI", help="merges.txt beside a GPT-2 vocab.json")
     group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
     specials = "a special token in text: its id, plain text, an error"
     group.add_argument("--specials", choices=["parse", "text", "error"], default="parse", help=specials)

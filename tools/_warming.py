@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from binidx.loader.dataset_protocols import LocatedSamples
 
 
+def find_jobs(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
+    """Return jobs that fetch the objects, or what a run reads."""
+    if bool(arguments.uris) == bool(arguments.run):
+        raise ConfigError("warm: needs URIs, or --run FILE; one of the two")
+    if arguments.run and arguments.steps is None:
+        raise ConfigError("warm --run: needs --steps N")
+    return jobs_for_run(arguments, options) if arguments.run else jobs_for_uris(arguments.uris, options)
+
+
 def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
     """Return jobs that fetch whole objects, or both files of datasets, virtual merges included.
 

@@ -34,21 +34,17 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
+import binidx
+from binidx import packed
 from binidx.errors import ConfigError
 
-from ._command import Command, chosen, json_object, print_result, refuse
-from ._display import row_table
-from ._display import table as columns
+from ._command import Command, print_result
+from ._display import row_table, table
+from ._options import chosen, json_object, refuse
 from ._run_options import TOPOLOGY, add_run, add_steps, add_topology
-
-if TYPE_CHECKING:
-    from binidx.run.provenance.accounts import SourceAccount
-    from binidx.run.provenance.history import RunHistory
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 FIGURES = ("blend", "epochs", "lengths", "repeats")
@@ -89,39 +85,17 @@ def account_run(arguments: argparse.Namespace) -> None:
 def print_accounts(arguments: argparse.Namespace) -> None:
     """Print a row for each source."""
     from binidx.order.blended_order import BlendedOrder
-    from binidx.packed.packed_run import PackedRunOrder
-    from binidx.run.provenance.accounts import account
 
     from ._runs import open_order, stop_before, stop_step
 
     history = open_order(arguments, whole=arguments.repeats)
-    if isinstance(history, PackedRunOrder):
+    if isinstance(history, packed.PackedRunOrder):
         refuse(arguments, ("repeats", "consumed_samples"), "packed files have no counts of documents; give --steps :N")
-        rows = history.account(stop_step(history, arguments.steps))
-        print_result(rows, row_table(rows, "{:,}"), arguments)
+        counted = history.account(stop_step(history, arguments.steps))
+        print_result(counted, row_table(counted, "{:,}"), arguments)
         return
     stop = stop_before(history, arguments)
-    accounts = account(history, stop, repeats=arguments.repeats)
-    text = "\n".join([table(accounts), *accounts.notes]) + counters(history, stop)
-    if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
-        text += f"\n{history.last.order.proof}"
-    print_result([asdict(row) for row in accounts], text, arguments)
-
-
-def counters(history: RunHistory, stop_step: int) -> str:
-    """Return a line with Megatron's counters before a step; "" for one run that trains all that it reads."""
-    consumed = skipped = 0
-    for order, steps in history.orders(range(history.first_step, stop_step)):
-        schedule, run = order.reading.schedule, order.run
-        consumed = schedule.samples_before(steps.stop) + (run.earlier_samples if run else 0)
-        skipped += schedule.skipped_before(steps.stop)
-    if len(history.runs) == 1 and history.packed is None and not skipped:
-        return ""
-    return f"\nconsumed_train_samples {consumed:,}, skipped_train_samples {skipped:,}"
-
-
-def table(accounts: Sequence[SourceAccount]) -> str:
-    """Return the rows as a table, with their sum, and how often documents were read."""
+    accounts = binidx.account(history, stop, repeats=arguments.repeats)
     names = [*COLUMNS[:-1], *["tokens trained"] * any(each.samples_trained < each.samples_read for each in accounts)]
     values = [[getattr(source, name.replace(" ", "_")) for name in names] for source in accounts]
     rows = [
@@ -130,12 +104,27 @@ def table(accounts: Sequence[SourceAccount]) -> str:
     ]
     sums = [f"{sum(column):,}" for column in zip(*values, strict=True)]
     total = ["" if name in COLUMNS[:3] else text for name, text in zip(names, sums, strict=True)]
-    lines = [columns(("source", *names, COLUMNS[-1]), [*rows, ["all", *total, ""]], most_rows=len(rows) + 1)]
+    lines = [table(("source", *names, COLUMNS[-1]), [*rows, ["all", *total, ""]], most_rows=len(rows) + 1)]
     for source in accounts:
         if source.seen:
             started = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(source.seen) if count)
             lines.append(f"{source.source}: first token read {started}")
-    return "\n".join(lines)
+    lines += [*accounts.notes, *counters(history, stop)]
+    if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
+        lines.append(history.last.order.proof)
+    print_result([asdict(row) for row in accounts], "\n".join(lines), arguments)
+
+
+def counters(history: binidx.RunHistory, stop_step: int) -> list[str]:
+    """Return a line with Megatron's counters before a step; none for one run that trains all that it reads."""
+    consumed = skipped = 0
+    for order, steps in history.orders(range(history.first_step, stop_step)):
+        schedule, run = order.reading.schedule, order.run
+        consumed = schedule.samples_before(steps.stop) + (run.earlier_samples if run else 0)
+        skipped += schedule.skipped_before(steps.stop)
+    if len(history.runs) == 1 and history.packed is None and not skipped:
+        return []
+    return [f"consumed_train_samples {consumed:,}, skipped_train_samples {skipped:,}"]
 
 
 def print_card(arguments: argparse.Namespace) -> None:
@@ -158,8 +147,6 @@ def write_figure(arguments: argparse.Namespace) -> None:
     from binidx.explore.views import BINS
     from binidx.format.indexed_dataset import as_pair
     from binidx.run.display.figures import COLUMN_INCHES, FORMATS, draw_blend, draw_epochs, draw_lengths, figure_bytes
-    from binidx.run.provenance.accounts import account
-    from binidx.run.provenance.history import RunHistory
     from binidx.storage.location import Location
     from binidx.storage.writing.publish import write_object
 
@@ -179,9 +166,9 @@ def write_figure(arguments: argparse.Namespace) -> None:
     elif arguments.figure != "repeats":
         timeline = explored.timeline(parse_steps(history, arguments.steps) if arguments.steps else steps, BINS)
         figure = (draw_blend if arguments.figure == "blend" else draw_epochs)(timeline, width)
-    elif isinstance(history, RunHistory):
+    elif isinstance(history, binidx.RunHistory):
         stop = stop_step(history, arguments.steps) if arguments.steps else steps.stop
-        figure = account(history, stop, repeats=True).plot(width)
+        figure = binidx.account(history, stop, repeats=True).plot(width)
     else:
         raise ConfigError(f"figure: {arguments.run} is over packed files, needs a run over .bin and .idx")
     write_object(Location.of(arguments.to, arguments.storage_options), [figure_bytes(figure, kind)])

@@ -32,15 +32,13 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from binidx.errors import ConfigError, redacted
 
-from ._command import RESUMES, Command, add_json, add_subcommands, num_bytes, print_result, run_subcommand
+from ._command import RESUMES, Command, add_subcommands, print_result, run_subcommand
 from ._display import counts, human_bytes, human_seconds, table
-
-if TYPE_CHECKING:
-    from binidx.storage.cache.maintenance import Warmed
+from ._options import add_json, num_bytes
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -54,21 +52,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
     for each in (filled, listed, pruned):
         each.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
-    filled.add_argument(
-        "--bytes", metavar="N", type=num_bytes, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)"
-    )
+    filled.add_argument("--bytes", metavar="N", type=num_bytes, help="its bound, as 500GB (BINIDX_CACHE_BYTES)")
     filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
     filled.add_argument("--steps", metavar="N", type=int, help="its next N steps")
     filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
     add_json(filled, "--storage-options", "fsspec's own")
     pruned.add_argument("--bytes", metavar="N", type=num_bytes, help="the least recently used, down to N, as 500GB")
-    pruned.add_argument(
-        "--older-than",
-        metavar="AGE",
-        type=age,
-        help="blocks unused for this time: 30m, 12h, 7d; indices written before",
-    )
+    unused = "blocks unused for this time: 30m, 12h, 7d; indices written before"
+    pruned.add_argument("--older-than", metavar="AGE", type=age, help=unused)
     pruned.add_argument("--uri", action="append", metavar="URI", help="only of this object, dataset prefix or folder")
     pruned.add_argument("--indices", metavar="URI", help="a path_to_cache: prune its indices, and no blocks")
     pruned.add_argument("--keep", nargs="+", default=[], metavar="RUN", help="run files whose indices stay")
@@ -108,7 +100,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     from binidx.storage.cache.maintenance import wanted_bytes, warm
     from binidx.storage.settings import OURS, ReadSettings
 
-    from ._warming import jobs_for_run, jobs_for_uris
+    from ._warming import find_jobs
 
     directory = cache_directory(arguments)
     given = dict(arguments.storage_options or {})
@@ -116,11 +108,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if arguments.bytes is not None:
         ours["cache_bytes"] = arguments.bytes
     options = {**given, OURS: ours}
-    if bool(arguments.uris) == bool(arguments.run):
-        raise ConfigError("warm: needs URIs, or --run FILE; one of the two")
-    if arguments.run and arguments.steps is None:
-        raise ConfigError("warm --run: needs --steps N")
-    jobs = jobs_for_run(arguments, options) if arguments.run else jobs_for_uris(arguments.uris, options)
+    jobs = find_jobs(arguments, options)
     total, limit = wanted_bytes(jobs), ReadSettings.of(options).cache_bytes
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
@@ -129,28 +117,14 @@ def run_warm(arguments: argparse.Namespace) -> int:
     done = warm(jobs, arguments.watch.advance)
     seconds = time.monotonic() - began
     values = {**asdict(done), "num_objects": len(jobs), "seconds": seconds}
-    print_result(values, describe_warm(done, directory, len(jobs), seconds), arguments)
-    return 1 if done.lacking_bytes else 0
-
-
-def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
-    """Return the summary of a fetch.
-
-    Args:
-        done: counts of the fetch.
-        directory: of the cache.
-        num_objects: number of its objects.
-        seconds: its duration.
-    """
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
     rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
-    text = (
-        f"{directory}: {human_bytes(done.num_bytes)} of {counts(objects=num_objects)}\n"
-        f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}"
-    )
+    lines = [f"{directory}: {human_bytes(done.num_bytes)} of {counts(objects=len(jobs))}"]
+    lines.append(f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}")
     if done.lacking_bytes:
-        text += f"\n  {human_bytes(done.lacking_bytes)} did not fit: raise --bytes, or prune"
-    return text
+        lines.append(f"  {human_bytes(done.lacking_bytes)} did not fit: raise --bytes, or prune")
+    print_result(values, "\n".join(lines), arguments)
+    return 1 if done.lacking_bytes else 0
 
 
 # list

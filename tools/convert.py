@@ -38,19 +38,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ._command import (
-    DATASET,
-    RESUMES,
-    Command,
-    add_stores,
-    add_workers,
-    chosen,
-    chosen_workers,
-    prefix,
-    print_result,
-    target,
-)
+from ._command import RESUMES, Command, print_result
 from ._display import counts, human_bytes, human_seconds
+from ._options import add_dataset, add_stores, add_target, add_workers, chosen, chosen_workers
 
 if TYPE_CHECKING:
     from binidx.corpus.convert import ConvertResult
@@ -58,8 +48,8 @@ if TYPE_CHECKING:
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("source", type=prefix, metavar="SOURCE", help=DATASET)
-    options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="to copy it to")
+    add_dataset(options, "source", metavar="SOURCE")
+    add_target(options, "to copy it to")
     stored = options.add_mutually_exclusive_group()
     compress = "write a .bin.zst, at a level of 1 to 22 (3)"
     stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)

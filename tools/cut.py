@@ -24,38 +24,23 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
-from ._command import (
-    DATASET,
-    Command,
-    add_subcommands,
-    add_writing,
-    chosen,
-    prefix,
-    print_result,
-    run_subcommand,
-    target,
-    writing,
-)
+from ._command import Command, add_subcommands, print_result, run_subcommand
 from ._display import counts, human_seconds
-
-if TYPE_CHECKING:
-    from binidx.corpus.cut import CutResult
+from ._options import add_dataset, add_target, add_writing, chosen, writing
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the three subcommands and their options."""
     first, sample, split = add_subcommands(
         options,
-        ("head", cut_head, "the first documents"),
-        ("sample", cut_split, "a part of the documents"),
-        ("split", cut_split, "each document into one of several datasets"),
+        ("head", cut, "the first documents"),
+        ("sample", cut, "a part of the documents"),
+        ("split", cut, "each document into one of several datasets"),
     )
     for each in (first, sample, split):
-        each.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
-        to: dict[str, Any] = {"dest": "targets", "nargs": "+" if each is split else 1, "type": target}
-        each.add_argument("--to", required=True, metavar="PREFIX", help="to write to", **to)
+        add_dataset(each, "source")
+        add_target(each, "to write to", dest="targets", nargs="+" if each is split else 1)
         add_writing(each)
     count = "how many; all if there are fewer"
     first.add_argument("-n", dest="num_documents", type=int, required=True, metavar="N", help=count)
@@ -65,24 +50,15 @@ def add_options(options: argparse.ArgumentParser) -> None:
         hashed.add_argument("--seed", type=int, required=True, help="of the hash")
 
 
-def cut_head(arguments: argparse.Namespace) -> None:
-    """Write the first documents of a dataset, and print a summary."""
-    from binidx.corpus.cut import head_dataset
+def cut(arguments: argparse.Namespace) -> None:
+    """Write the head, a sample or a split of a dataset, and print a summary: a line for it, and one for each target."""
+    from binidx.corpus.cut import head_dataset, split_dataset
 
-    count, target = arguments.num_documents, arguments.targets[0]
-    print_cut(head_dataset(arguments.source, target, count, **writing(arguments)), arguments)
-
-
-def cut_split(arguments: argparse.Namespace) -> None:
-    """Write a sample or a split of a dataset, and print a summary."""
-    from binidx.corpus.cut import split_dataset
-
-    options = chosen(arguments, "source", "targets", "fractions", "seed")
-    print_cut(split_dataset(**options, **writing(arguments)), arguments)
-
-
-def print_cut(done: CutResult, arguments: argparse.Namespace) -> None:
-    """Print the summary of a finished cut: a line for the source, then one for each target."""
+    options = writing(arguments)
+    if "num_documents" in arguments:
+        done = head_dataset(arguments.source, arguments.targets[0], arguments.num_documents, **options)
+    else:
+        done = split_dataset(**chosen(arguments, "source", "targets", "fractions", "seed"), **options)
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
         f"  {share.target}: "

@@ -24,19 +24,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ._command import DATASET, Command, add_json, add_workers, chosen, prefix, print_result, workers
+from ._command import Command, print_result
 from ._display import counts, human_seconds
-
-if TYPE_CHECKING:
-    from binidx.corpus.diff import Difference
+from ._options import add_dataset, add_json, add_workers, chosen, workers
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("left", type=prefix, metavar="A", help=DATASET)
-    options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
+    add_dataset(options, "left", metavar="A")
+    add_dataset(options, "right", metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     add_workers(options, "tasks")
     options.add_argument("--records", metavar="DIR", help="folder of what lies between the stages, for restarts")
@@ -51,22 +48,15 @@ def diff(arguments: argparse.Namespace) -> int:
 
     options = chosen(arguments, "left_options", "right_options", "records", "scratch", "watch")
     options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
-    difference = diff_datasets(arguments.left, arguments.right, **options)
-    print_result(difference.to_json(), describe(difference), arguments)
-    return 0 if difference.same or difference.parts_missing else 1
-
-
-COPY = ("copy", "copies")
-
-
-def describe(pair: Difference) -> str:
-    """Return the differences as text."""
+    pair = diff_datasets(arguments.left, arguments.right, **options)
     if pair.parts_missing:
-        return f"{counts(tasks=pair.parts_missing)} are left to other shards; give the same command again"
+        text = f"{counts(tasks=pair.parts_missing)} are left to other shards; give the same command again"
+        print_result(pair.to_json(), text, arguments)
+        return 0
     columns = pair.prefixes, pair.num_documents, pair.num_tokens, pair.num_duplicates
     lines = [
         f"{name} {prefix}: {counts(documents=documents, tokens=tokens)}, "
-        f"{copies:,} {COPY[copies != 1]} of earlier documents"
+        f"{copies:,} {'copy' if copies == 1 else 'copies'} of earlier documents"
         for name, prefix, documents, tokens, copies in zip("AB", *columns, strict=True)
     ]
     lines += [
@@ -76,7 +66,8 @@ def describe(pair: Difference) -> str:
         f"  order breaks  {counted(pair.num_order_breaks, pair.order_breaks, 'A')}",
         f"  {'the same documents in the same order' if pair.same else 'they differ'}; {human_seconds(pair.seconds)}",
     ]
-    return "\n".join(lines)
+    print_result(pair.to_json(), "\n".join(lines), arguments)
+    return 0 if pair.same else 1
 
 
 def counted(count: int, first: Sequence[int], where: str) -> str:

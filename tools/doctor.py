@@ -29,16 +29,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import binidx
 from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError
 
-from ._command import Command, add_json, print_result
+from ._command import Command, print_result
 from ._display import counts
-
-if TYPE_CHECKING:
-    from binidx.storage.location import Location
+from ._options import add_json
 
 OK, FAILED, MISSING = "ok", "failed", "missing"
 
@@ -89,10 +87,9 @@ def examine(arguments: argparse.Namespace) -> int:
 def examine_node(uri: str, arguments: argparse.Namespace) -> int:
     """Print a line for each check of this node for a run; return 1 if it is not fit for the run."""
     from binidx.run.plan.node_check import WARNING, check_node, worst_state
-    from binidx.run.run_file import Run
 
     try:
-        run = Run.load(uri, arguments.storage_options)
+        run = binidx.Run.load(uri, arguments.storage_options)
     except ConfigError as error:
         other = "; to reach an object named .json that is no run, give its folder" if uri.endswith(".json") else ""
         raise ConfigError(f"{error}{other}") from error
@@ -128,17 +125,15 @@ def find_package(name: str) -> tuple[str, str, str]:
 
 def reach(uri: str, storage_options: Mapping[str, Any] | None) -> tuple[str, str, str]:
     """Return the state of a URI, the URI, and what is there."""
-    from binidx.storage.location import Location
-
     began = time.perf_counter()
     try:
-        found = find(uri, Location.of(uri, storage_options))
+        found = find(uri, storage_options)
     except BinidxError as error:
         return FAILED, uri, str(error)
     return OK, uri, f"{found}, in {(time.perf_counter() - began) * 1e3:,.0f} ms"
 
 
-def find(uri: str, location: Location) -> str:
+def find(uri: str, storage_options: Mapping[str, Any] | None) -> str:
     """Return what is at a URI.
 
     Raises:
@@ -150,6 +145,7 @@ def find(uri: str, location: Location) -> str:
     from binidx.storage.location import Location
     from binidx.storage.requests.remote_object import head, list_page
 
+    location = Location.of(uri, storage_options)
     prefix = Location(as_prefix(uri), location.options)
     for each, name in ((prefix + ".idx", "a dataset"), (prefix + PARTS, "a virtual merge"), (location, "an object")):
         if not each.uri.endswith("/") and not os.path.isdir(each.local_path or ""):

@@ -22,11 +22,13 @@ from dataclasses import asdict
 from glob import has_magic
 from typing import TYPE_CHECKING, Any
 
+import binidx
 from binidx.errors import ConfigError
 
-from ._command import Command, add_json, chosen, num_bytes, print_result
+from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
-from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
+from ._options import chosen, num_bytes
+from ._text_options import add_filters, add_text, add_tokenizer, parse_filters, parse_tokenizer
 
 if TYPE_CHECKING:
     from binidx.prepare.preprocess.estimate import CorpusEstimate, Estimate
@@ -35,16 +37,12 @@ if TYPE_CHECKING:
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
-    add_format(options)
+    add_text(options, "all counted together")
     add_tokenizer(options)
-    options.add_argument(
-        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)"
-    )
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
     add_filters(options, "leave {} out")
     options.add_argument("--sample", type=num_bytes, default="64MiB", metavar="SIZE", help="text to read (64MiB)")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    add_json(options, "--source-options", "fsspec's options for the text")
 
 
 def estimate(arguments: argparse.Namespace) -> int:
@@ -68,12 +66,11 @@ def estimate(arguments: argparse.Namespace) -> int:
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
     from binidx.format.bin_file import strip_end
-    from binidx.format.indexed_dataset import IndexedDataset
 
     for name in inputs:
         of_file = strip_end(name)
         bare = "." not in name.rpartition("/")[2] and not name.endswith("/") and not has_magic(name)
-        if of_file or (bare and IndexedDataset.exists(name, storage_options=storage_options)):
+        if of_file or (bare and binidx.IndexedDataset.exists(name, storage_options=storage_options)):
             raise ConfigError(f"{name}: is a dataset, needed text; binidx inspect {of_file or name} says its tokens")
 
 

@@ -29,7 +29,8 @@ from pathlib import Path
 
 from binidx.errors import ConfigError, MissingDriverError
 
-from ._command import Command, add_json
+from ._command import Command
+from ._options import add_json
 from ._run_options import add_text_tokenizer
 
 

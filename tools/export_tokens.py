@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import argparse
 
-from ._command import DATASET, Command, add_stores, add_workers, chosen, prefix, print_result, refuse, workers
+import binidx
+
+from ._command import Command, print_result
 from ._display import counts
-from .import_tokens import FORMATS, describe, eod_of_packed
+from ._options import add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
+from .import_tokens import FORMATS, eod_of_packed
 
 OF_PACKED = ("chunk_size", "name", "add_separator", "engine", "workers", "shard", "overwrite")
 
@@ -30,8 +33,8 @@ OF_PACKED = ("chunk_size", "name", "add_separator", "engine", "workers", "shard"
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: as of import")
-    options.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
-    options.add_argument("--to", dest="target", required=True, metavar="FOLDER", help="to write; of neox a prefix")
+    add_dataset(options, "source")
+    add_target(options, "to write; of neox a prefix", type=str, metavar="FOLDER")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
     add_stores(options, "the dataset", "the files")
     packed = options.add_argument_group("for litpkds")
@@ -52,15 +55,16 @@ def export_tokens(arguments: argparse.Namespace) -> None:
     refuse(arguments, OF_PACKED, f"litpkds takes it, {arguments.format} does not")
     names = ("format", "source", "target", "eod", "source_options", "target_options", "watch")
     done = export_dataset(**chosen(arguments, *names))
-    print_result(done.to_json(), f"{', '.join(done.files)}: {describe(done)} read back and equal", arguments)
+    text = f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype}; read back and equal"
+    print_result(done.to_json(), f"{', '.join(done.files)}: {text}", arguments)
 
 
 def export_packed(arguments: argparse.Namespace) -> None:
     """Write packed files, and print a summary."""
-    from binidx.format.indexed_dataset import IndexedDataset
     from binidx.packed.packed_convert import indexed_to_packed, plan_packed_files
 
-    eod, dataset = eod_of_packed(arguments), IndexedDataset(arguments.source, storage_options=arguments.source_options)
+    eod, store = eod_of_packed(arguments), arguments.source_options
+    dataset = binidx.IndexedDataset(arguments.source, storage_options=store)
     size = 2048 * 2049 if arguments.chunk_size is None else arguments.chunk_size
     sizes, place = (arguments.name or "train", size), workers(arguments)
     files = place.select(plan_packed_files(dataset, *sizes, add_separator=arguments.add_separator))

@@ -37,11 +37,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import binidx
 from binidx.errors import ConfigError
 
-from ._command import Command, add_json, add_workers, chosen_workers, prefix, print_result
+from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
+from ._options import add_json, add_workers, chosen_workers, prefix
 from ._run_options import add_normalize, add_steps, add_text_tokenizer
 
 if TYPE_CHECKING:
@@ -152,7 +154,6 @@ def _searched(result: SearchResult) -> dict[str, Any]:
 
 def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[Any]:
     """Yield the documents in JSON values."""
-    from binidx.format.indexed_dataset import IndexedDataset
     from binidx.run.provenance.sample_rows import known_origins
     from binidx.search.normalize import normalize_bytes
     from binidx.storage.location import Location
@@ -161,7 +162,7 @@ def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[
         location, hits = Location.of(name, arguments.storage_options), result.hits[name]
         origins = known_origins(location, numbers.tolist()) if arguments.show else {}
         with_text = arguments.show or result.normalized
-        dataset = IndexedDataset(name, storage_options=arguments.storage_options) if with_text else None
+        dataset = binidx.IndexedDataset(name, storage_options=arguments.storage_options) if with_text else None
         for number in numbers.tolist():
             rows = hits[slice(*hits[:, 0].searchsorted([number, number + 1]))]
             document = {"prefix": name, "document": number, "matches": int(rows[:, 2].sum())}

@@ -24,15 +24,12 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from binidx.errors import ConfigError
 
-from ._command import Command, Names, add_stores, chosen, print_result, refuse, target
+from ._command import Command, print_result
 from ._display import counts
-
-if TYPE_CHECKING:
-    from binidx.corpus.formats.peer_formats import ImportResult
+from ._options import Names, add_stores, add_target, chosen, refuse
 
 FORMATS = Names("binidx.corpus.formats.peer_formats", "FORMATS", "litpkds")
 DTYPES = ("uint8", "uint16", "int32", "int64")
@@ -42,7 +39,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: see below")
     options.add_argument("sources", nargs="+", metavar="SOURCE", help="folder, prefix or files, in any store")
-    options.add_argument("--to", dest="target", required=True, type=target, metavar="PREFIX", help="dataset to write")
+    add_target(options, "dataset to write")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
     options.add_argument("--column", metavar="NAME", help="of mds and arrow (tokens, input_ids)")
     options.add_argument("--stored-dtype", choices=(*DTYPES, "uint32"), help="of tokens in files that do not record it")
@@ -60,7 +57,8 @@ def import_tokens(arguments: argparse.Namespace) -> None:
         return
     names = ("format", "sources", "target", "eod", "column", "stored_dtype", "dtype", "overwrite")
     done = import_dataset(**chosen(arguments, *names, "source_options", "target_options", "watch"))
-    print_result(done.to_json(), f"{done.prefix}: {describe(done)} read back and equal", arguments)
+    counted = counts(documents=done.documents, tokens=done.tokens)
+    print_result(done.to_json(), f"{done.prefix}: {counted} of {done.dtype}; read back and equal", arguments)
 
 
 def import_packed(arguments: argparse.Namespace) -> None:
@@ -83,11 +81,6 @@ def eod_of_packed(arguments: argparse.Namespace) -> int:
     if arguments.eod is None:
         raise ConfigError("eod: litpkds files have no bounds of documents; give the id at them")
     return int(arguments.eod)
-
-
-def describe(done: ImportResult) -> str:
-    """Return the counts of an import or an export as text."""
-    return f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype};"
 
 
 main = Command("import", __doc__, add_options, import_tokens, progress=True)

@@ -20,16 +20,18 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import binidx
 from binidx.errors import ConfigError
 
-from ._command import DATASET, Command, add_json, prefix, print_result
+from ._command import Command, print_result
 from ._display import human_bytes, table
+from ._options import add_dataset, add_json
 from ._run_options import add_text_tokenizer
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    add_dataset(options, "prefix")
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents, with:")
@@ -39,12 +41,10 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def inspect(arguments: argparse.Namespace) -> None:
     """Print the report on a dataset."""
-    from binidx.format.indexed_dataset import IndexedDataset
-
     from ._report import build_report, first_texts
     from ._runs import decoder
 
-    dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
+    dataset = binidx.IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
         raise ConfigError("--text and --tokenizer go together, found one of them")
     report = build_report(dataset, arguments.documents, arguments.tokens)

@@ -27,50 +27,12 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
 from binidx.errors import ConfigError
 
-from ._command import DATASET, Command, add_writing, prefix, print_result, target, writing
+from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
-
-if TYPE_CHECKING:
-    from binidx.corpus.merge import MergeResult
-    from binidx.corpus.whole_dataset import CombinedCounts
-
-
-def add_options(options: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
-    options.add_argument(
-        "--to", dest="target", required=True, type=target, metavar="PREFIX", help="of the merged dataset"
-    )
-    options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
-    add_writing(options)
-
-
-def merge(arguments: argparse.Namespace) -> None:
-    """Merge datasets, and print a summary."""
-    from binidx.corpus.merge import merge_datasets, merge_virtually
-
-    same = arguments.target_options in (None, arguments.source_options)
-    if arguments.virtual and not same:
-        raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
-    done: Any
-    if arguments.virtual:
-        options = {"overwrite": arguments.overwrite, "storage_options": arguments.source_options}
-        done = merge_virtually(arguments.sources, arguments.target, **options, watch=arguments.watch)
-    else:
-        done = merge_datasets(arguments.sources, arguments.target, **writing(arguments))
-    text = describe_virtual(done) if arguments.virtual else describe(done)
-    print_result(done.to_json(), text, arguments)
-
-
-def describe_virtual(done: CombinedCounts) -> str:
-    """Return the summary of a virtual merge as text."""
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
-    return f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"
-
+from ._options import add_dataset, add_target, add_writing, chosen, writing
 
 HOW = {
     "server": "moved by the store",
@@ -80,8 +42,22 @@ HOW = {
 }
 
 
-def describe(done: MergeResult) -> str:
-    """Return the summary of a merge as text."""
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_dataset(options, "sources", nargs="+")
+    add_target(options, "of the merged dataset")
+    options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
+    add_writing(options)
+
+
+def merge(arguments: argparse.Namespace) -> None:
+    """Merge datasets, and print a summary."""
+    from binidx.corpus.merge import merge_datasets
+
+    if arguments.virtual:
+        list_datasets(arguments)
+        return
+    done = merge_datasets(arguments.sources, arguments.target, **writing(arguments))
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",
         f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
@@ -89,11 +65,21 @@ def describe(done: MergeResult) -> str:
         f"  {human_seconds(done.seconds)}",
     ]
     if done.dropped_sums:
-        lines += [
-            "  checksums were neither compared nor carried along: binidx verify each source,",
-            f"  then binidx convert {done.target} --to {done.target} --checksums",
-        ]
-    return "\n".join(lines)
+        lines.append("  checksums were neither compared nor carried along: binidx verify each source,")
+        lines.append(f"  then binidx convert {done.target} --to {done.target} --checksums")
+    print_result(done.to_json(), "\n".join(lines), arguments)
+
+
+def list_datasets(arguments: argparse.Namespace) -> None:
+    """Write a virtual merge, and print a summary."""
+    from binidx.corpus.merge import merge_virtually
+
+    if arguments.target_options not in (None, arguments.source_options):
+        raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
+    options = {"storage_options": arguments.source_options, **chosen(arguments, "overwrite", "watch")}
+    done = merge_virtually(arguments.sources, arguments.target, **options)
+    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    print_result(done.to_json(), f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
 
 
 main = Command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

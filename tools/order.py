@@ -23,10 +23,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import binidx
+from binidx import packed
 from binidx.errors import ConfigError
 
-from ._command import RESUMES, Command, add_workers, chosen, print_result, workers
+from ._command import RESUMES, Command, print_result
 from ._display import counts
+from ._options import add_workers, chosen, workers
 from ._run_options import add_run, add_steps, add_topology
 
 
@@ -46,8 +49,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def export_order(arguments: argparse.Namespace) -> None:
     """Export the order, or with --check-nesting compare numbers of ranks."""
-    from binidx.run.provenance.history import RunHistory
-
     from ._runs import open_order, parse_steps
 
     order = open_order(arguments, whole=True)
@@ -69,7 +70,7 @@ def export_order(arguments: argparse.Namespace) -> None:
     rows, written = sum(count_rows(own, part) for own, parts in plans for part in parts), 0
     arguments.watch.begin("order", rows, 0, "rows")
     docs = None if arguments.no_docs else "spans" if arguments.spans else "ends"
-    trained = isinstance(order, RunHistory) and any(run.iterations_to_skip for run in order.runs)
+    trained = isinstance(order, binidx.RunHistory) and any(run.iterations_to_skip for run in order.runs)
     options = {"docs": docs, "workers": place, "trained": trained, **chosen(arguments, "tokens", "storage_options")}
     for own, parts in plans:
         written += export(own, arguments.to, parts, **options, watch=arguments.watch.advance)
@@ -79,10 +80,8 @@ def export_order(arguments: argparse.Namespace) -> None:
 
 def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
-    from binidx.packed.packed_run import Nesting, PackedRunOrder
-
     text, lines, sets = arguments.check_nesting, [], []
-    if not isinstance(order, PackedRunOrder) or order.files is None:
+    if not isinstance(order, packed.PackedRunOrder) or order.files is None:
         raise ConfigError(
             "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"
         )
@@ -91,7 +90,7 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     except ValueError:
         raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
     for name, of, files in zip(order.packed.names, order.packed.sets, order.files, strict=True):
-        nesting = Nesting(of, files.block_size, [count * max(1, order.packed.num_workers) for count in ranks])
+        nesting = packed.Nesting(of, files.block_size, [count * max(1, order.packed.num_workers) for count in ranks])
         last = nesting.num_syncs
         reads = [nesting.files_read(shards) for shards in nesting.shards]
         rests = [

@@ -36,15 +36,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import binidx
+from binidx import packed
 from binidx.errors import BinidxError, ConfigError, redacted
 
-from ._command import Command, chosen, print_result, refuse
+from ._command import Command, print_result
 from ._display import MOST_ROWS, counts, human_bytes, human_seconds, print_note, table
+from ._options import chosen, refuse
 from ._run_options import TOPOLOGY, add_run, add_sizes
 
 if TYPE_CHECKING:
     from binidx.run.plan.run_plan import RunPlan
-    from binidx.run.run_file import Run
 
 RANKS_OF_A_NODE = 8
 MOST_PLACES = 3
@@ -99,7 +101,7 @@ def plan(arguments: argparse.Namespace) -> int:
         raise
 
 
-def print_plan(run: Run, arguments: argparse.Namespace) -> int:
+def print_plan(run: binidx.Run, arguments: argparse.Namespace) -> int:
     """Compute the plan of a run and print it; return the exit status."""
     from binidx.run.plan.run_plan import plan_run
 
@@ -111,7 +113,7 @@ def print_plan(run: Run, arguments: argparse.Namespace) -> int:
     return int(any(planned.exceeds_a_limit or (arguments.strict and planned.cautions) for planned in plans))
 
 
-def run_of_megatron(arguments: argparse.Namespace) -> Run:
+def run_of_megatron(arguments: argparse.Namespace) -> binidx.Run:
     """Return the run of the command after --from-megatron, and take --to and --json out of the command."""
     from binidx.run.megatron_command import parse_megatron_command
 
@@ -131,9 +133,7 @@ def run_of_megatron(arguments: argparse.Namespace) -> Run:
 
 def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a run that continues another one; the samples consumed are those of that one by default."""
-    from binidx.packed.packed_run import load_packed_run
-    from binidx.run.provenance.history import RunHistory
-    from binidx.run.run_file import Run, is_packed_run
+    from binidx.run.run_file import is_packed_run
     from binidx.storage.location import Location
 
     step, consumed = arguments.first_step or 0, arguments.consumed_samples
@@ -142,9 +142,9 @@ def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
     options = arguments.storage_options
     previous = Location.of(arguments.previous, options).absolute
     if is_packed_run(Location(previous, options)):  # its data is another one, of which no sample was consumed
-        position, earlier = 0, load_packed_run(previous, options).reading.schedule.samples_before(step)
+        position, earlier = 0, packed.load_packed_run(previous, options).reading.schedule.samples_before(step)
     else:
-        history = RunHistory.of(Run.load(previous, options), load_packed=load_packed_run)
+        history = binidx.RunHistory.of(binidx.Run.load(previous, options), load_packed=packed.load_packed_run)
         runs = [run for run in history.runs if run.first_step <= step]
         if not runs:
             raise ConfigError(f"first_step: found {step:,}, needs a step of {previous}")
@@ -164,24 +164,21 @@ def _phase(planned: RunPlan, num_phases: int) -> str:
 def describe(planned: RunPlan) -> str:
     """Return the plan as text."""
     width = shutil.get_terminal_size().columns
-    parts = [
+    parts = (
         _pairs(_head(planned), width),
         table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(planned), width),
         table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(planned), width),
         _pairs(_costs(planned), width),
-    ]
-    if start := _start(planned):
-        parts.append(_pairs(start, width))
-    if planned.cautions:
-        parts.append(_pairs([("!", caution) for caution in planned.cautions], width, gap=1))
-    if advice := planned.advice:
-        parts.append(_pairs([("+", line) for line in advice], width, gap=1))
-    return "\n\n".join(parts)
+        _pairs(_start(planned), width),
+        _pairs([("!", caution) for caution in planned.cautions], width, gap=1),
+        _pairs([("+", line) for line in planned.advice], width, gap=1),
+    )
+    return "\n\n".join(filter(None, parts))
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int, gap: int = 2) -> str:
     """Return a line for each pair of a name and its value, with the values aligned."""
-    left = max(len(name) for name, _ in rows) + gap
+    left = max((len(name) for name, _ in rows), default=0) + gap
     return "\n".join(
         textwrap.fill(
             text, max(width, 40), initial_indent=f"{name:<{left}}", subsequent_indent=" " * left, break_on_hyphens=False

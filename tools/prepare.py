@@ -47,17 +47,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import binidx
 from binidx.errors import ConfigError
 
-from ._command import RESUMES, Command, add_subcommands, add_workers, chosen, print_result, run_subcommand, workers
+from ._command import RESUMES, Command, add_subcommands, print_result, run_subcommand
 from ._display import counts, human_bytes
+from ._options import add_workers, chosen, workers
 from ._run_options import add_run, add_sizes, add_steps
-
-if TYPE_CHECKING:
-    from binidx.run.provenance.baking import BakeProgress
-    from binidx.run.run_file import Run
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -113,8 +111,6 @@ def build_indices(arguments: argparse.Namespace) -> int:
 
 def write_plan(arguments: argparse.Namespace) -> None:
     """Write the read plan of a run, or those of its splits beside its index caches, and print a summary."""
-    from binidx.run.provenance.read_planning import plan_reads, write_read_plan
-
     from ._runs import load_sized, open_run, parse_steps
 
     run = load_sized(arguments)
@@ -123,21 +119,20 @@ def write_plan(arguments: argparse.Namespace) -> None:
         print_result({"plans": plans}, "\n".join(f"plan: {uri}" for uri in plans), arguments)
         return
     order, place = open_run(arguments, run), workers(arguments)
-    plan = plan_reads(order, parse_steps(order, arguments.steps))
+    plan = binidx.plan_reads(order, parse_steps(order, arguments.steps))
     share = place.select(plan.parts())
     total = sum(map(len, share))
     arguments.watch.begin("read-plan", total, 0, "samples")
     options = {"workers": place, **chosen(arguments, "storage_options")}
-    written, missing = write_read_plan(order, arguments.to, plan, **options, watch=arguments.watch.advance)
+    written, missing = binidx.write_read_plan(order, arguments.to, plan, **options, watch=arguments.watch.advance)
     text = f"{counts(samples=total)} in {counts(parts=len(share))}, {written} written now, {missing} missing"
     values = {"to": arguments.to, "samples": total, "parts": len(share), "written": written, "missing": missing}
     print_result(values, f"{arguments.to}: {text}", arguments)
 
 
-def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
+def plan_splits(run: binidx.Run, arguments: argparse.Namespace) -> list[str]:
     """Write the read plan of each split of a run into its `path_to_cache`; return the URIs."""
     from binidx.dataset.served import list_parts
-    from binidx.jobs.parts import Workers
     from binidx.run.provenance.read_planning import prepare_read_plan
 
     if arguments.steps or arguments.engine or arguments.shard:
@@ -146,7 +141,7 @@ def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
         raise ConfigError(f"{arguments.run}: needs path_to_cache, and neither stages nor phases; or give --to DIR")
     datasets: list[Any] = [(each, size) for each, size in zip(run.build(), run.sizes, strict=True) if list_parts(each)]
     arguments.watch.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
-    place, advance = Workers(count=arguments.workers), arguments.watch.advance
+    place, advance = binidx.Workers(count=arguments.workers), arguments.watch.advance
     plans = [prepare_read_plan(dataset, size, place, advance) for dataset, size in datasets]
     return [uri for uri in plans if uri is not None]
 
@@ -156,31 +151,24 @@ def plan_splits(run: Run, arguments: argparse.Namespace) -> list[str]:
 
 def bake_run(arguments: argparse.Namespace) -> None:
     """Write the tokens of a run in training order, and print a summary."""
-    from binidx.run.provenance.baking import bake, plan_bake
-
     from ._runs import load_run, open_run, parse_steps
 
     order = open_run(arguments, load_run(arguments))
-    baked = plan_bake(order, parse_steps(order, arguments.steps))
+    baked = binidx.plan_bake(order, parse_steps(order, arguments.steps))
     options = chosen(arguments, "scratch", "storage_options", "watch")
-    done = bake(order, arguments.to, baked, workers=workers(arguments), **options)
+    done = binidx.bake(order, arguments.to, baked, workers=workers(arguments), **options)
     count = baked.stop - baked.first
     size = count * baked.stored_length * order.token_dtype.itemsize
     parts = {"parts": len(baked.parts()), "written": done.written, "missing": done.missing}
     values = {"to": arguments.to, "samples": count, **parts, "num_bytes": size}
     more = {"stage": done.stage, "waits_for": done.waits_for}
     held = f"{counts(samples=count)} in {counts(parts=parts['parts'])}, {human_bytes(size)}"
-    print_result({**values, **more}, f"{arguments.to}: {held}; {describe_bake(done)}", arguments)
-
-
-def describe_bake(done: BakeProgress) -> str:
-    """Return a text about the work of this call and the tasks of other shards."""
-    if not done.missing:
-        return f"{done.written} written now, complete"
     again = "give the same command again when the other shards have ended"
-    if done.waits_for:
-        return f"stage {done.stage}: {counts(tasks=done.waits_for)} of other shards missing; {again}"
-    return f"{done.written} written now, {done.missing} missing; {again}"
+    left = f"{done.missing} missing; {again}" if done.missing else "complete"
+    text = f"{done.written} written now, {left}"
+    if done.missing and done.waits_for:
+        text = f"stage {done.stage}: {counts(tasks=done.waits_for)} of other shards missing; {again}"
+    print_result({**values, **more}, f"{arguments.to}: {held}; {text}", arguments)
 
 
 main = Command("prepare", __doc__, add_options, run_subcommand, RESUMES, progress=True)

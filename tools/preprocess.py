@@ -30,31 +30,26 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+import binidx
 from binidx.errors import FormatError
 
-from ._command import RESUMES, Command, add_json, add_workers, chosen, num_bytes, print_result
+from ._command import RESUMES, Command, print_result
 from ._display import counts, human_seconds, print_note
 from ._display import table as columns
-from ._text_options import add_filters, add_format, add_tokenizer, parse_filters, parse_tokenizer
+from ._options import add_json, add_workers, chosen, num_bytes
+from ._text_options import add_filters, add_text, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
 
 if TYPE_CHECKING:
     from binidx.format.sidecars.dataset_manifest import Machine
-    from binidx.prepare.preprocess.job import Job
     from binidx.prepare.preprocess.preprocess import JobStatus, Report
 
 
 FINISH = (None, 1)
 """Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
-
-SAME_NAMES = (
-    "output", "append_eod", "empty", "split_sentences", "language", "keep_newlines", "min_tokens", "max_tokens",
-    "on_error", "id_key", "part_bytes", "compared_share", "format", "source_options", "target_options",
-)  # fmt: skip
-"""Arguments of the command that are fields of a Job."""
 
 WITHOUT_EFFECT = {
     "--partitions": "the text is cut into parts of --part-bytes",
@@ -77,10 +72,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
-    add_format(group)
-    group.add_argument(
-        "--json-keys", dest="keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)"
-    )
+    add_text(group, "a dataset each")
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
     group.add_argument("--lang", dest="language", default="english", metavar="LANG", help="of the sentences (english)")
     group.add_argument("--keep-newlines", action="store_true", help="sentences keep the newlines after them")
@@ -90,7 +82,6 @@ def _add_text(group: Any) -> None:
     ways = ["raise", "skip", "quarantine"]
     group.add_argument("--on-error", choices=ways, default="raise", help="for a row that is no document (raise)")
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
-    add_json(group, "--source-options", "fsspec's options for the text")
 
 
 def _add_tokens(group: Any) -> None:
@@ -112,12 +103,8 @@ def _add_work(group: Any) -> None:
     add_workers(group, "parts", "local").add_argument(
         "--finish", dest="shard", action="store_const", const=FINISH, help="make no part; put them together"
     )
-    group.add_argument(
-        "--status", action="store_true", help="make nothing; print the progress of this job, here or elsewhere"
-    )
-    group.add_argument(
-        "--dry-run", action="store_true", help="make nothing; print three tokenized documents and an estimate"
-    )
+    group.add_argument("--status", action="store_true", help="only print the progress of this job, here or elsewhere")
+    group.add_argument("--dry-run", action="store_true", help="only print three tokenized documents and an estimate")
     group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
     for flag in WITHOUT_EFFECT:
         how: dict[str, Any] = {"action": "store_true"} if flag == "--keep-sequential-samples" else {"type": int}
@@ -127,8 +114,7 @@ def _add_work(group: Any) -> None:
 
 def make(arguments: argparse.Namespace) -> int | None:
     """Tokenize, or with --status print the progress of a job that runs elsewhere or has stopped."""
-    from binidx.jobs.parts import Shard
-    from binidx.prepare.preprocess.preprocess import job_status, preprocess
+    from binidx.prepare.preprocess.preprocess import job_status
 
     for flag, why in WITHOUT_EFFECT.items():
         if vars(arguments)[flag[2:].replace("-", "_")]:
@@ -141,11 +127,8 @@ def make(arguments: argparse.Namespace) -> int | None:
     if arguments.dry_run:
         show_plan(job, arguments)
         return None
-    done = preprocess(
-        job,
-        shard=arguments.shard and Shard(*arguments.shard),
-        **chosen(arguments, "engine", "workers", "overwrite", "watch"),
-    )
+    shard = arguments.shard and binidx.Shard(*arguments.shard)
+    done = binidx.preprocess(job, shard=shard, **chosen(arguments, "engine", "workers", "overwrite", "watch"))
     print_result(done.to_json(), describe(done), arguments)
     if done.finished and not any(manifest["dataset"]["documents"] for manifest in done.manifests.values()):
         inputs = ", ".join(job.inputs[:3]) + ", ..." * (len(job.inputs) > 3)
@@ -153,7 +136,7 @@ def make(arguments: argparse.Namespace) -> int | None:
     return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
 
 
-def show_plan(job: Job, arguments: argparse.Namespace) -> None:
+def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
     """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
     from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
     from binidx.prepare.tokenizers.engine_choice import open_decoder
@@ -175,21 +158,15 @@ def show_plan(job: Job, arguments: argparse.Namespace) -> None:
     print_result(values, "\n".join(lines), arguments)
 
 
-def parse_job(arguments: argparse.Namespace) -> Job:
-    """Return the job that the options describe."""
-    from binidx.prepare.preprocess.job import Job
+def parse_job(arguments: argparse.Namespace) -> binidx.Job:
+    """Return the job that the options describe: those with the name of a field of it, and those with another form."""
     from binidx.storage.open import COMPRESSED
 
-    return Job(
-        inputs=tuple(arguments.inputs + arguments.input),
-        tokenizer=parse_tokenizer(arguments),
-        keys=tuple(arguments.keys),
-        filters=parse_filters(arguments),
-        lineage=not arguments.no_lineage,
-        codec=arguments.codec or (COMPRESSED if arguments.compress else "raw"),
-        engine=arguments.tokenizer_engine,
-        **chosen(arguments, *SAME_NAMES),
-    )
+    same = {field.name: vars(arguments)[field.name] for field in fields(binidx.Job) if field.name in arguments}
+    same |= {"keys": tuple(arguments.keys), "lineage": not arguments.no_lineage, "engine": arguments.tokenizer_engine}
+    same |= {"inputs": (*arguments.inputs, *arguments.input), "filters": parse_filters(arguments)}
+    codec = arguments.codec or (COMPRESSED if arguments.compress else "raw")
+    return binidx.Job(**{**same, "tokenizer": parse_tokenizer(arguments), "codec": codec})
 
 
 def describe(done: Report) -> str:

@@ -30,36 +30,20 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from binidx.errors import ConfigError
 
-from ._command import (
-    DATASET,
-    Command,
-    add_workers,
-    add_writing,
-    chosen,
-    chosen_workers,
-    num_bytes,
-    prefix,
-    print_result,
-    target,
-    writing,
-)
+from . import _options
+from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
-
-if TYPE_CHECKING:
-    from binidx.corpus.shuffle import ShuffleResult
-    from binidx.prepare.text.line_shuffle import ShuffledLines
+from ._options import DATASET, add_target, add_workers, add_writing, chosen, chosen_workers, num_bytes, writing
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
-    options.add_argument(
-        "--to", dest="target", required=True, metavar="TARGET", help="prefix to write; with --lines, the object"
-    )
+    add_target(options, "prefix to write; with --lines, the object", type=str, metavar="TARGET")
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
     options.add_argument("--memory", type=num_bytes, default="2GiB", metavar="SIZE", help="memory bound (2GiB)")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
@@ -71,39 +55,34 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def shuffle(arguments: argparse.Namespace) -> None:
     """Shuffle documents or lines, and print a summary."""
     from binidx.corpus.shuffle import shuffle_datasets
-    from binidx.prepare.text.line_shuffle import shuffle_lines
 
-    common = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
-    done: Any
-    place = chosen_workers(arguments)
-    if arguments.lines and place is not None:
-        raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
+    options = {**writing(arguments), **chosen(arguments, "seed", "scratch"), "memory_bytes": arguments.memory}
     if arguments.lines:
-        del common["lineage"]
-        done = shuffle_lines(arguments.sources, arguments.target, **common)
-    else:
-        sources, to = [prefix(source) for source in arguments.sources], target(arguments.target)
-        done = shuffle_datasets(sources, to, **common, workers=place)
-    text = describe_lines(done) if arguments.lines else describe(done)
+        print_shuffled_lines(arguments, options)
+        return
+    sources, to = map(_options.prefix, arguments.sources), _options.target(arguments.target)
+    done = shuffle_datasets([*sources], to, **options, workers=chosen_workers(arguments))
+    if done.parts_missing:
+        text = f"{done.target}: {counts(tasks=done.parts_missing)} left to other shards; give the same command again"
+        print_result(done.to_json(), text, arguments)
+        return
+    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    lineage = "with" if done.lineage else "no"
+    how = f"{counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
+    text = f"{done.target}: {counts(datasets=done.num_sources)}\n  {held}\n  {how}"
     print_result(done.to_json(), text, arguments)
 
 
-def describe(done: ShuffleResult) -> str:
-    """Return the summary of shuffled documents."""
-    if done.parts_missing:
-        return f"{done.target}: {counts(tasks=done.parts_missing)} left to other shards; give the same command again"
-    lineage = "with" if done.lineage else "no"
-    return (
-        f"{done.target}: {counts(datasets=done.num_sources)}\n"
-        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}\n"
-        f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
-    )
+def print_shuffled_lines(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Shuffle lines, and print a summary."""
+    from binidx.prepare.text.line_shuffle import shuffle_lines
 
-
-def describe_lines(done: ShuffledLines) -> str:
-    """Return the summary of shuffled lines."""
-    text = f"{counts(lines=done.num_lines)}, {human_bytes(done.num_bytes)}"
-    return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
+    if chosen_workers(arguments) is not None:
+        raise ConfigError("lines: are shuffled by one process; leave out --engine, --workers and --shard")
+    del options["lineage"]
+    done = shuffle_lines(arguments.sources, arguments.target, **options)
+    text = f"{counts(lines=done.num_lines)}, {human_bytes(done.num_bytes)}; {counts(buckets=done.num_buckets)}"
+    print_result(done.to_json(), f"{done.target}: {text}; {human_seconds(done.seconds)}", arguments)
 
 
 main = Command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)

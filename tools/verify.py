@@ -23,18 +23,22 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ._command import DATASET, Command, add_json, add_workers, chosen, chosen_workers, prefix, print_result, workers
+from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
+from ._options import add_dataset, add_json, add_workers, chosen, chosen_workers, workers
 
-if TYPE_CHECKING:
-    from binidx.corpus.verify import Verification
+COMPARED_WITH = {
+    None: "read; there are no checksums to compare them with",
+    "frames": "compared with the checksums of their frames",
+    "in part": "compared with their checksums; some parts have no checksums to compare them with",
+}
+"""Checksums with which tokens were compared -> text."""
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
+    add_dataset(options, "prefix")
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
@@ -50,40 +54,28 @@ def verify(arguments: argparse.Namespace) -> None:
     options = chosen(arguments, "vocab_size", "quick", "lineage", "storage_options", "records", "watch")
     place = workers(arguments) if arguments.records else chosen_workers(arguments)
     checked = verify_dataset(arguments.prefix, **options, workers=place)
-    print_result(checked.to_json(), describe(checked), arguments)
-
-
-def describe(checked: Verification) -> str:
-    """Return the result as text."""
     if checked.parts_missing:
-        return f"{checked.prefix}: no damage found; {counts(parts=checked.parts_missing)} left to other shards"
+        left = f"no damage found; {counts(parts=checked.parts_missing)} left to other shards"
+        print_result(checked.to_json(), f"{checked.prefix}: {left}", arguments)
+        return
     empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
     trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
+    read = "tokens were not read" if checked.num_tokens else "there are no tokens"
+    if checked.token_range is not None:
+        below = f", all in a vocabulary of {checked.vocab_size:,}" if checked.vocab_size is not None else ""
+        sums = COMPARED_WITH.get(checked.checked_by, f"compared with their {checked.checked_by}")
+        read = f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {sums}"
     lines = [
         f"{checked.prefix}: sound; {human_seconds(checked.seconds)}",
         f"  {counts(documents=checked.num_documents)}{empty}, {counts(sequences=checked.num_sequences)}",
         f"  {counts(tokens=checked.num_tokens)} of {checked.dtype}, {human_bytes(checked.bin_bytes)}{trailing}",
-        f"  {tokens_read(checked)}",
+        f"  {read}",
     ]
     if checked.manifest:
         lines.append("  the manifest's counts are the same")
     if checked.lineage is not None:
         lines.append(f"  {counts(documents=checked.lineage)} compared with the lineage")
-    return "\n".join(lines)
-
-
-def tokens_read(checked: Verification) -> str:
-    """Return a text about the tokens: their range, and the checksums with which they were compared."""
-    if checked.token_range is None:
-        return "tokens were not read" if checked.num_tokens else "there are no tokens"
-    below = f", all in a vocabulary of {checked.vocab_size:,}" if checked.vocab_size is not None else ""
-    sums = {
-        None: "read; there are no checksums to compare them with",
-        "frames": "compared with the checksums of their frames",
-        "in part": "compared with their checksums; some parts have no checksums to compare them with",
-    }
-    read = sums.get(checked.checked_by, f"compared with their {checked.checked_by}")
-    return f"tokens from {checked.token_range[0]:,} to {checked.token_range[1]:,}{below}; {read}"
+    print_result(checked.to_json(), "\n".join(lines), arguments)
 
 
 main = Command("verify", __doc__, add_options, verify, progress=True)

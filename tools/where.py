@@ -34,19 +34,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from binidx.errors import ConfigError
 
 from ._command import Command
-from ._display import counts, print_note
+from ._display import counts
 from ._run_options import add_normalize, add_run, add_steps, add_text_tokenizer, add_topology
-
-if TYPE_CHECKING:
-    from binidx.order.order_protocols import Numbers, Source
-    from binidx.run.provenance.history import Runs
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -56,15 +52,13 @@ def add_options(options: argparse.ArgumentParser) -> None:
     which.add_argument("--document", action="append", metavar="N", help="a number, FILE:ROW or id=ID; may be repeated")
     which.add_argument("--documents", metavar="LIST", help="a list, as binidx grep prints it; - reads stdin")
     which.add_argument("--text", metavar="FILE", help="a passage: the text of this file, without newlines at its end")
-    options.add_argument(
-        "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
-    )
+    options.add_argument("--source", metavar="PREFIX", help="the source; of a number needed where there are several")
     add_steps(options, help="steps from A to before B (all); of --count and --text only :B")
     options.add_argument("--count", action="store_true", help="a row for each document: how often, first and last step")
     add_text_tokenizer(options, "with --text; by default that of the manifests")
     add_normalize(options)
     options.add_argument(
-        "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
+        "--no-earlier", action="store_true", help="without the samples that a resumed run had consumed"
     )
     add_topology(options)
 
@@ -74,7 +68,7 @@ def find(arguments: argparse.Namespace) -> None:
     from binidx.run.provenance.history import find_reads
     from binidx.run.provenance.sample_rows import build_rows
 
-    from ._exposures import find_passage, print_counts, reads_of_stored
+    from ._exposures import describe_earlier, find_documents, find_passage, print_counts, reads_of_stored
     from ._runs import MANY_DOCUMENTS, listed_documents, open_order, parse_steps, print_rows, read_list, stop_step
 
     if arguments.normalize and arguments.text is None:
@@ -85,7 +79,7 @@ def find(arguments: argparse.Namespace) -> None:
     counted = arguments.count or arguments.text is not None
     stop_step(history, arguments.steps) if counted else None
     steps = parse_steps(history, arguments.steps)
-    documents: Mapping[str, Sequence[int] | Numbers]
+    documents: Mapping[str, Any]
     stored = {name: found for name in arguments.document or () if len(found := history.samples_named(name))}
     if listed is not None:
         documents = listed_documents(history, listed)
@@ -115,71 +109,7 @@ def find(arguments: argparse.Namespace) -> None:
         raise ConfigError(str(error)) from error
     arguments.watch.end_stage()
     text = f"{counts(samples=num_rows)} in {len(read_in):,} of {counts(steps=len(steps))}"
-    print(f"{text}{_earlier(history, past if earlier else None)}", file=sys.stderr)
-
-
-def _earlier(history: Runs, past: int | None) -> str:
-    """Return a clause about the samples before `consumed_samples` of the first run; "" if there are none.
-
-    Args:
-        past: how many of them were found; None if they were not searched.
-    """
-    consumed = history.consumed_samples
-    if not consumed:
-        return ""
-    before = f"the {consumed:,} samples before consumed_samples"
-    if past is None:
-        return f"; not searched: {before}, of which the run.json of the earlier part has the order"
-    return f" and {before}; {past:,} of them before, with step and rank by the run.json of the earlier part"
-
-
-def find_documents(
-    sources: Mapping[str, Source], names: Sequence[str], options: Mapping[str, Any] | None
-) -> dict[str, list[int]]:
-    """Return prefix -> numbers of the named documents.
-
-    Args:
-        sources: the sources to search, by their prefix.
-        names: numbers, FILE:ROW or id=ID.
-        options: fsspec's options of their stores.
-    """
-    documents: dict[str, list[int]] = {}
-    for name in names:
-        if name.isdecimal() and len(name) < 19:
-            if len(sources) > 1:
-                raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(sources)}")
-            documents.setdefault(next(iter(sources)), []).append(int(name))
-            continue
-        for prefix, numbers in search_lineage(sources, name, options).items():
-            if len(sources) > 1:
-                told = ", ".join(f"{number:,}" for number in numbers)
-                print_note("binidx", f"{name}: document {told} of {prefix}")
-            documents.setdefault(prefix, []).extend(numbers)
-    return documents
-
-
-def search_lineage(sources: Mapping[str, Source], name: str, options: Mapping[str, Any] | None) -> dict[str, list[int]]:
-    """Return prefix -> numbers of the documents that `name`, FILE:ROW or id=ID, names; skip sources without lineage.
-
-    Args:
-        sources, options: as for `find_documents`.
-        name: FILE:ROW or id=ID.
-
-    Raises:
-        ConfigError: no document has that name.
-        ObjectNotFoundError: none of the sources has lineage, or ids in it.
-    """
-    from binidx.corpus.origins import find_named
-    from binidx.storage.location import Location
-
-    numbers, missing = find_named({prefix: Location(own.prefix, options) for prefix, own in sources.items()}, name)
-    if len(missing) == len(sources):
-        raise missing[0]
-    if not numbers:
-        without = f", {len(missing)} have no lineage or no ids in it" if missing else ""
-        searched = next(iter(sources)) if len(sources) == 1 else f"{len(sources)} sources{without}"
-        raise ConfigError(f"--document: {name} not found in {searched}")
-    return numbers
+    print(f"{text}{describe_earlier(history, past if earlier else None)}", file=sys.stderr)
 
 
 main = Command("where", __doc__, add_options, find, progress=True)

@@ -18,7 +18,8 @@ from helpers.public_names import PUBLIC
 
 import binidx
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import UsageError, add_output, json_object, parser, subcommands
+from binidx.tools._command import UsageError, add_output, parser, subcommands
+from binidx.tools._options import json_object
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))

@@ -21,9 +21,10 @@ from helpers.random_datasets import Document, build_ours
 import binidx
 from binidx import errors
 from binidx.tools import COMMANDS, GROUPS, main, usage
-from binidx.tools._command import Command, add_json, add_output, name_flags, num_bytes, parser, wrap_block
+from binidx.tools._command import Command, add_output, name_flags, parser, wrap_block
 from binidx.tools._display import counts, human_bytes, human_seconds
 from binidx.tools._old_names import RENAMED
+from binidx.tools._options import add_json, num_bytes
 
 
 def run(body: Callable[[], int]) -> int:

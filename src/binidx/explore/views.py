@@ -24,7 +24,7 @@ from binidx.errors import ConfigError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
-from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates, token_bounds
+from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates, read_tokens, token_bounds
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
@@ -191,7 +191,7 @@ def show_source(explored: Explored, query: Query, number: int) -> Values:
     documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
     sequences = np.diff(index.document_indices[documents.start : documents.stop + 1]).tolist()
     bounds = [*pairwise(token_bounds(dataset, documents))]
-    starts = _read_tokens(dataset, [(start, min(start + STARTING_TOKENS, stop)) for start, stop in bounds])
+    starts = read_tokens(dataset, [(start, min(start + STARTING_TOKENS, stop)) for start, stop in bounds])
     origins, text = known_origins(explored.prefix(number), list(documents)), explored.text(number)
     name, is_run = explored.sources[number].name, isinstance(explored.history, RunHistory)
     counted: list[Values] = [row for row in (explored.accounts() if is_run else ()) if row["source"] == name]
@@ -256,7 +256,7 @@ def show_document(explored: Explored, query: Query, number: int, document: int) 
         raise ConfigError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
     start, stop = token_bounds(dataset, range(document, document + 1))
     pager = Pager(parse_number(query, "from", 0), TOKENS_SHOWN, stop - start)
-    (tokens,) = _read_tokens(dataset, [(start + pager.first, start + pager.stop)])
+    (tokens,) = read_tokens(dataset, [(start + pager.first, start + pager.stop)])
     text = explored.text(number)
     origin = known_origins(explored.prefix(number), [document]).get(document)
     named = ["--source", explored.sources[number].name] if len(explored.sources) > 1 else []
@@ -407,10 +407,3 @@ def _colours(counts: Sequence[int]) -> list[int]:
     if len(counts) <= NUM_COLOURS:
         return list(range(len(counts)))
     return [min(ranked.index(source), NUM_COLOURS - 1) for source in range(len(counts))]
-
-
-def _read_tokens(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return the tokens in some ranges of those of all documents, by one vectored read."""
-    size = dataset.index.dtype_size
-    views = dataset.bin_reader.read([(start * size, stop * size) for start, stop in ranges])
-    return [np.frombuffer(view, dataset.dtype).tolist() for view in views]
