@@ -55,17 +55,10 @@ GROUPS = {
 COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 OTHER_NAMES = {
-    "compress": "convert --compress",
-    "copy": "convert",
-    "decompress": "convert --plain",
-    "head": "cut head",
-    "help": "--help",
-    "sample": "cut sample",
-    "split": "cut split",
-    "tokenize": "preprocess",
-    "unpack": "import litpkds",
-    "version": "--version",
-}
+    "compress": "convert --compress", "copy": "convert", "decompress": "convert --plain", "head": "cut head",
+    "help": "--help", "sample": "cut sample", "split": "cut split", "tokenize": "preprocess",
+    "unpack": "import litpkds", "version": "--version",
+}  # fmt: skip
 """Name that a user may try -> the command."""
 
 

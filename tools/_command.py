@@ -232,9 +232,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that keeps its message."""
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(
-            r"^argument (\S+): invalid (int|float) value: '(.*)'$", r"\1: found \3, needs a number", message
-        )
+        number = r"^argument (\S+): invalid (int|float) value: '(.*)'$"
+        message = re.sub(number, r"\1: found \3, needs a number", message)
         print_note(self.prog, f"{message}; {self.prog} --help lists all options", "error")
         raise UsageError(message)
 

@@ -24,6 +24,7 @@ from binidx.storage.open import open_object, read_whole
 
 from ._command import print_result
 from ._display import counts, print_note, table
+from ._options import chosen
 from ._runs import READ_HEAD, exposure_rows, print_comparison, read_cells, steps_cell
 
 
@@ -35,8 +36,7 @@ def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numb
     except UnicodeDecodeError as error:
         raise FormatError(f"{arguments.text}: not UTF-8 ({error}); needs a text file") from error
     tokens = find_token_table([Location(source.prefix, options) for source in sources.values()], arguments.tokenizer)
-    how = {"normalize": arguments.normalize, "watch": arguments.watch}
-    result = search_sources(sources, [text], tokens, options, **how)
+    result = search_sources(sources, [text], tokens, options, **chosen(arguments, "normalize", "watch"))
     arguments.watch.end_stage()
     print_comparison(arguments.normalize)
     return {name: rows[:, [0, 2, 3]] for name, rows in find_ranges(sources, result).items()}

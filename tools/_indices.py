@@ -34,12 +34,8 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
     built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
     # Phases have one validation set, and one index where they have as many samples.
     named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
-    names, datasets = [*named], [*named.values()]
-    rows = [
-        describe_index(dataset, name.rpartition("-")[2], outcomes.get(name))
-        for dataset, name in zip(datasets, names, strict=True)
-    ]
-    return rows, pin_run(wanted.config, datasets if pin else [])
+    rows = [describe_index(each, name.rpartition("-")[2], outcomes.get(name)) for name, each in named.items()]
+    return rows, pin_run(wanted.config, [*named.values()] if pin else [])
 
 
 def is_there(outcome: Outcome) -> bool:

@@ -23,7 +23,7 @@ MOST_TOKENS = 512
 """Most tokens of a document that are decoded."""
 
 
-def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: int = 16) -> dict[str, Any]:
+def build_report(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> dict[str, Any]:
     """Return the report on a dataset, as JSON values.
 
     Args:

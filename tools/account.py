@@ -43,7 +43,7 @@ from binidx.errors import ConfigError
 
 from ._command import Command, print_result
 from ._display import row_table, table
-from ._options import chosen, json_object, refuse
+from ._options import json_object, refuse
 from ._run_options import TOPOLOGY, add_run, add_steps, add_topology
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
@@ -135,8 +135,8 @@ def print_card(arguments: argparse.Namespace) -> None:
 
     history = open_history(arguments, whole=arguments.repeats)
     most = 1 << 31 if arguments.public else 20 if arguments.domains is None else arguments.domains
-    options = {"most_domains": most, **chosen(arguments, "repeats")}
-    card = build_card(history, stop_before(history, arguments), arguments.about, **options)
+    stop, repeats = stop_before(history, arguments), arguments.repeats
+    card = build_card(history, stop, arguments.about, repeats=repeats, most_domains=most)
     print_result(card, (format_public_summary if arguments.public else format_card)(card), arguments)
 
 

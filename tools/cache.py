@@ -140,9 +140,8 @@ def run_list(arguments: argparse.Namespace) -> None:
     for kept in contents:
         content, age_seconds = kept.content, max(0.0, now - kept.used_at)
         uri, size = (redacted(content.uri), content.size) if content else (None, 0)
-        row = {"uri": uri, "size": size, "identity": dict(content.identity) if content else {}}
-        usage = {"cached_bytes": kept.num_bytes, "disk_bytes": kept.disk_bytes, "used_at": kept.used_at}
-        rows.append({**row, **usage})
+        rows.append({"uri": uri, "size": size, "identity": dict(content.identity) if content else {}})
+        rows[-1] |= {"cached_bytes": kept.num_bytes, "disk_bytes": kept.disk_bytes, "used_at": kept.used_at}
         used = f"{human_seconds(age_seconds)} ago" if kept.used_at else "never"
         share = f"{human_bytes(kept.num_bytes)} of {human_bytes(size)}"
         lines.append(f"{uri or '(unknown object; prune removes it)'}\n  {share}, used {used}")
@@ -184,20 +183,17 @@ def prune_indices(arguments: argparse.Namespace) -> None:
 
     if arguments.older_than is None or arguments.dir or arguments.bytes is not None or arguments.uri:
         raise ConfigError("prune --indices: needs --older-than AGE, and neither --dir, --bytes nor --uri")
-    options, rows, now = arguments.storage_options, list[dict[str, Any]](), time.time()
+    options, rows, cells, now = arguments.storage_options, list[dict[str, Any]](), list[list[str]](), time.time()
     needed = NeededIndices.of([Run.load(uri, options) for uri in arguments.keep])
     directory = Location(arguments.indices, options)
     for index in find_indices(directory, needed.has, arguments.older_than, now):
         state = index.state
         if state == REMOVE and not arguments.dry_run:
             state = "removed" if remove_index(directory, index) else BUILDING
-        rows.append(
-            {**asdict(replace(index, state=state)), "num_bytes": index.num_bytes, "changed_at": index.changed_at}
-        )
-    cells = [
-        [row["name"], human_bytes(row["num_bytes"]), human_seconds(max(now - row["changed_at"], 0.0)), row["state"]]
-        for row in rows
-    ]
+        measured = {"num_bytes": index.num_bytes, "changed_at": index.changed_at}
+        rows.append({**asdict(replace(index, state=state)), **measured})
+        age_seconds = max(now - index.changed_at, 0.0)
+        cells.append([index.name, human_bytes(index.num_bytes), human_seconds(age_seconds), state])
     gone = sum(row["num_bytes"] for row in rows if row["state"] in (REMOVE, "removed"))
     text = f"{human_bytes(gone)} {'would be ' if arguments.dry_run else ''}removed"
     result = {"indices": rows, "removed_bytes": 0 if arguments.dry_run else gone}

@@ -68,6 +68,4 @@ def cut(arguments: argparse.Namespace) -> None:
     print_result(done.to_json(), "\n".join(lines), arguments)
 
 
-main = Command(
-    "cut", __doc__, add_options, run_subcommand, "interrupted; what is not whole was not written", progress=True
-)
+main = Command("cut", __doc__, add_options, run_subcommand, "interrupted; nothing partial was written", progress=True)

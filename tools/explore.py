@@ -20,6 +20,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -74,12 +75,10 @@ def explore(arguments: argparse.Namespace) -> None:
     server = build_server(build_app(explored, token, hosts, f"binidx-{port}"))
     serving = threading.Thread(target=server.run, args=([socket],), daemon=True)
     serving.start()
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         serving.join()
-        status = 1  # its error has been printed
-    except KeyboardInterrupt:
-        status = 0
-    os._exit(status)  # the threads of a request that is in flight would be waited for
+        os._exit(1)  # its error has been printed
+    os._exit(0)  # the threads of a request that is in flight would be waited for
 
 
 main = Command("explore", __doc__, add_options, explore)

@@ -43,7 +43,7 @@ from binidx.errors import ConfigError
 from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
 from ._display import table as columns
-from ._options import add_json, add_workers, chosen_workers, prefix
+from ._options import add_json, add_workers, chosen, chosen_workers, prefix
 from ._run_options import add_normalize, add_steps, add_text_tokenizer
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def grep(arguments: argparse.Namespace) -> None:
     texts = arguments.texts or ([] if arguments.queries else names[:1])
     prefixes = [prefix(name) for name in (names if arguments.texts or arguments.queries else names[1:])]
     asked: list[str | None] = [*prefixes] or [None]
-    chosen = [history.select_sources(name) for name in asked] if history else []
-    sources = {name: source for each in chosen for name, source in each.items()}
+    selected = [history.select_sources(name) for name in asked] if history else []
+    sources = {name: source for each in selected for name, source in each.items()}
     prefixes = [source.prefix for source in sources.values()] or prefixes
     if not (texts or arguments.queries) or not prefixes:
         raise ConfigError("names: found no text or no prefix, needs TEXT PREFIX ...")
@@ -107,8 +107,7 @@ def grep(arguments: argparse.Namespace) -> None:
     locations = [Location.of(name, options) for name in prefixes]
     table = None if arguments.tokens else find_token_table(locations, arguments.tokenizer)
     patterns = [parse_ids(text) for text in texts] if arguments.tokens else texts
-    place = {"workers": chosen_workers(arguments), "records": arguments.records, "normalize": arguments.normalize}
-    place["watch"] = arguments.watch
+    place = {"workers": chosen_workers(arguments), **chosen(arguments, "records", "normalize", "watch")}
     if sources:
         result = search_sources(sources, patterns, table, options, **place)
     else:

@@ -103,9 +103,8 @@ def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
     if "parts" in stored:
         checked = sum(part["checksums"] for part in stored["parts"])
         compressed = sum(part["codec"] != "raw" for part in stored["parts"])
-        kinds = [
-            f"{count:,} {kind}" for count, kind in ((compressed, "compressed"), (checked, "with checksums")) if count
-        ]
+        named = ((compressed, "compressed"), (checked, "with checksums"))
+        kinds = [f"{count:,} {kind}" for count, kind in named if count]
         whole = f"{len(stored['parts']):,} datasets, listed in a virtual merge"
         return {"parts": ", ".join([whole, *kinds])}
     if "segments" not in stored:

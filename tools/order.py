@@ -82,31 +82,25 @@ def check_nesting(order: Any, arguments: argparse.Namespace) -> None:
     """Print for each packed set after how many tokens all numbers of ranks have read the same blocks."""
     text, lines, sets = arguments.check_nesting, [], []
     if not isinstance(order, packed.PackedRunOrder) or order.files is None:
-        raise ConfigError(
-            "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"
-        )
+        found = "the order of a GPT run is the same for any number of ranks"
+        raise ConfigError(f"--check-nesting: {found}; needs packed files")
     try:
         ranks = [int(number) for number in text.split(",")]
     except ValueError:
         raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
     for name, of, files in zip(order.packed.names, order.packed.sets, order.files, strict=True):
         nesting = packed.Nesting(of, files.block_size, [count * max(1, order.packed.num_workers) for count in ranks])
-        last = nesting.num_syncs
-        reads = [nesting.files_read(shards) for shards in nesting.shards]
-        rests = [
-            {"ranks": count, "files_behind": read - last * nesting.sync_files, "files_dropped": of.num_files - read}
-            for count, read in zip(ranks, reads, strict=True)
-        ]
-        row = {"name": name, "sync_tokens": nesting.sync_tokens, "sync_files": nesting.sync_files, "syncs": last}
+        last, tokens, rests = nesting.num_syncs, nesting.sync_tokens, []
+        every = f"{tokens:,} tokens ({counts(files=nesting.sync_files)})"
+        lines.append(f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every {every}")
+        lines.append(f"  {last} times in a pass, the last after {last * tokens:,} tokens")
+        for count, shards in zip(ranks, nesting.shards, strict=True):
+            read = nesting.files_read(shards)
+            behind, dropped = read - last * nesting.sync_files, of.num_files - read
+            rests.append({"ranks": count, "files_behind": behind, "files_dropped": dropped})
+            lines.append(f"  {count} ranks: {behind:,} files after it are not in step, {dropped:,} are never read")
+        row = {"name": name, "sync_tokens": tokens, "sync_files": nesting.sync_files, "syncs": last}
         sets.append({**row, "ranks": rests})
-        lines.append(
-            f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every "
-            f"{nesting.sync_tokens:,} tokens ({counts(files=nesting.sync_files)})\n"
-            f"  {last} times in a pass, the last after {last * nesting.sync_tokens:,} tokens"
-        )
-        for rest in rests:
-            behind = f"{rest['files_behind']:,} files after it are not in step"
-            lines.append(f"  {rest['ranks']} ranks: {behind}, {rest['files_dropped']:,} are never read")
     print_result(sets, "\n".join(lines), arguments)
 
 

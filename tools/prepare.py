@@ -94,12 +94,9 @@ def build_indices(arguments: argparse.Namespace) -> int:
     given = load_sized(arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in given.paths[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
-    threads = arguments.threads or available_cores()
-    small = given.config.cache_small_indices or arguments.for_megatron
-    wanted = replace(
-        given, config=replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
-    )
-    rows, pinned = build(wanted, arguments.watch, pin=arguments.pin)
+    threads, small = arguments.threads or available_cores(), given.config.cache_small_indices or arguments.for_megatron
+    config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
+    rows, pinned = build(replace(given, config=config), arguments.watch, pin=arguments.pin)
     text = "\n".join([describe_indices(rows), *([f"pinned: {pinned}"] if pinned else [])])
     values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned}
     print_result(values, text, arguments)

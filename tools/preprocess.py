@@ -64,12 +64,7 @@ MOST_SOURCES = 20
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command, in three groups."""
-    _add_text(options.add_argument_group("text"))
-    _add_tokens(options.add_argument_group("tokens"))
-    _add_work(options.add_argument_group("work"))
-
-
-def _add_text(group: Any) -> None:
+    group: Any = options.add_argument_group("text")
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
     add_text(group, "a dataset each")
@@ -83,8 +78,7 @@ def _add_text(group: Any) -> None:
     group.add_argument("--on-error", choices=ways, default="raise", help="for a row that is no document (raise)")
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
 
-
-def _add_tokens(group: Any) -> None:
+    group = options.add_argument_group("tokens")
     prefix = "path or URI: PREFIX_KEY_document"
     group.add_argument("--to", "--output-prefix", dest="output", required=True, metavar="PREFIX", help=prefix)
     add_tokenizer(group)
@@ -98,8 +92,7 @@ def _add_tokens(group: Any) -> None:
     group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
     add_json(group, "--target-options", "fsspec's options for the datasets")
 
-
-def _add_work(group: Any) -> None:
+    group = options.add_argument_group("work")
     add_workers(group, "parts", "local").add_argument(
         "--finish", dest="shard", action="store_const", const=FINISH, help="make no part; put them together"
     )
@@ -142,11 +135,8 @@ def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
     from binidx.prepare.tokenizers.engine_choice import open_decoder
 
     shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
-    estimated = estimate_tokens(
-        job.inputs, job.tokenizer, keys=job.keys, append_eod=job.append_eod, filters=job.filters,
-        format=job.format, engine=job.engine, sample_bytes=8 << 20, source_options=job.source_options,
-        watch=arguments.watch,
-    )  # fmt: skip
+    same = {name: vars(job)[name] for name in ("keys", "append_eod", "filters", "format", "engine", "source_options")}
+    estimated = estimate_tokens(job.inputs, job.tokenizer, **same, sample_bytes=8 << 20, watch=arguments.watch)
     names, lines = {number: text for text, number in job.tokenizer.special_tokens}, []
     for document in shown:
         numbers = [*document.ids[:10], *document.ids[-1:]]

@@ -74,9 +74,10 @@ def test_killed_after_publishing_it_sends_nothing_twice(s3: Bucket, tmp_path: Pa
 SMALL_PARTS = """
 import sys
 from functools import partial
-from binidx.tools import convert
+from binidx.corpus import convert
+from binidx.tools.convert import main
 convert.convert_dataset = partial(convert.convert_dataset, part_bytes=1000, save_seconds=0)
-sys.exit(convert.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:]))
 """
 
 
