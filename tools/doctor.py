@@ -28,7 +28,6 @@ import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import metadata
 from typing import Any
 
 import binidx
@@ -116,6 +115,8 @@ def examine_uris(arguments: argparse.Namespace) -> int:
 
 def find_package(name: str) -> tuple[str, str, str]:
     """Return the state of a package, its name and version, and what needs it."""
+    from importlib import metadata
+
     extra, purpose = PACKAGES[name]
     try:
         return OK, f"{name} {metadata.version(name)}", purpose

@@ -32,7 +32,7 @@ OF_PACKED = ("chunk_size", "name", "add_separator", "engine", "workers", "shard"
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: as of import")
+    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="of the files, such as mds or litpkds")
     add_dataset(options, "source")
     add_target(options, "to write; of neox a prefix", type=str, metavar="FOLDER")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")

@@ -37,7 +37,7 @@ DTYPES = ("uint8", "uint16", "int32", "int64")
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="mds, litdata, litpkds, ...: see below")
+    options.add_argument("format", type=FORMATS, metavar="FORMAT", help="of the files, such as mds or litpkds")
     options.add_argument("sources", nargs="+", metavar="SOURCE", help="folder, prefix or files, in any store")
     add_target(options, "dataset to write")
     options.add_argument("--eod", type=int, metavar="ID", help="id at the bounds of documents")
