@@ -154,7 +154,7 @@ def write_figure(arguments: argparse.Namespace) -> None:
 
     kind, width = PurePath(arguments.to or "").suffix.removeprefix("."), arguments.width
     if kind not in FORMATS:
-        raise ConfigError(f"to: found {arguments.to}, needs a name that ends in .{', .'.join(FORMATS)}")
+        raise ConfigError(f"to: found {arguments.to or 'none'}, needs a name that ends in .{', .'.join(FORMATS)}")
     width = COLUMN_INCHES if width is None else width
     explored = Explored.open(arguments.run, arguments.storage_options)
     history, steps = explored.history, explored.steps
