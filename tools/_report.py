@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.explore.token_counts import count_lengths, read_tokens, token_bounds
+from binidx.explore.token_counts import count_lengths, read_token_ranges, token_bounds
 from binidx.format.idx import VERSION, DType, SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
@@ -104,7 +104,7 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
     """
     documents = first_documents(dataset, count)
     bounds = [token_bounds(dataset, range(document, document + 1)) for document in documents]
-    tokens = read_tokens(dataset, [(start, min(start + MOST_TOKENS, stop)) for start, stop in bounds])
+    tokens = read_token_ranges(dataset, [(start, min(start + MOST_TOKENS, stop)) for start, stop in bounds])
     origins, texts = known_origins(dataset.location, documents), list[dict[str, Any]]()
     for document, (start, stop), ids in zip(documents, bounds, tokens, strict=True):
         whole = len(ids) == stop - start

@@ -137,7 +137,7 @@ def token_bounds(dataset: IndexedDataset, documents: range) -> list[int]:
     return [first, *document_ends(dataset.index, documents).tolist()]
 
 
-def read_tokens(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+def read_token_ranges(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return the tokens in some ranges of those of all documents, by one vectored read."""
     size = dataset.index.dtype_size
     views = dataset.bin_reader.read([(start * size, stop * size) for start, stop in ranges])

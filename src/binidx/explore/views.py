@@ -24,7 +24,13 @@ from binidx.errors import ConfigError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
-from binidx.explore.token_counts import count_frequent_tokens, count_lengths, find_duplicates, read_tokens, token_bounds
+from binidx.explore.token_counts import (
+    count_frequent_tokens,
+    count_lengths,
+    find_duplicates,
+    read_token_ranges,
+    token_bounds,
+)
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
@@ -191,7 +197,7 @@ def show_source(explored: Explored, query: Query, number: int) -> Values:
     documents = range(min(first, count), min(first + DOCUMENTS_SHOWN, count))
     sequences = np.diff(index.document_indices[documents.start : documents.stop + 1]).tolist()
     bounds = [*pairwise(token_bounds(dataset, documents))]
-    starts = read_tokens(dataset, [(start, min(start + STARTING_TOKENS, stop)) for start, stop in bounds])
+    starts = read_token_ranges(dataset, [(start, min(start + STARTING_TOKENS, stop)) for start, stop in bounds])
     origins, text = known_origins(explored.prefix(number), list(documents)), explored.text(number)
     name, is_run = explored.sources[number].name, isinstance(explored.history, RunHistory)
     counted: list[Values] = [row for row in (explored.accounts() if is_run else ()) if row["source"] == name]
@@ -256,7 +262,7 @@ def show_document(explored: Explored, query: Query, number: int, document: int) 
         raise ConfigError(f"document {document}: {dataset.path_prefix} has {count:,}, counted from 0")
     start, stop = token_bounds(dataset, range(document, document + 1))
     pager = Pager(parse_number(query, "from", 0), TOKENS_SHOWN, stop - start)
-    (tokens,) = read_tokens(dataset, [(start + pager.first, start + pager.stop)])
+    (tokens,) = read_token_ranges(dataset, [(start + pager.first, start + pager.stop)])
     text = explored.text(number)
     origin = known_origins(explored.prefix(number), [document]).get(document)
     named = ["--source", explored.sources[number].name] if len(explored.sources) > 1 else []
