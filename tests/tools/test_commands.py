@@ -133,7 +133,7 @@ for name in COMMANDS:
 
 
 def test_values_in_the_help_are_those_of_the_library() -> None:
-    from binidx.corpus.shuffle import MEMORY_BYTES
+    from binidx.corpus.shuffle import SHUFFLE_MEMORY_BYTES
     from binidx.prepare.preprocess.estimate import SAMPLE_BYTES
     from binidx.prepare.preprocess.job import EMPTY, ON_ERROR
     from binidx.prepare.tokenizers.spec import POLICIES
@@ -146,7 +146,7 @@ def test_values_in_the_help_are_those_of_the_library() -> None:
         import_module(f"binidx.tools.{COMMANDS[command][0]}").add_options(options)
         return next(action for action in options._actions if f"--{name}" in action.option_strings)
 
-    assert num_bytes(option("shuffle", "memory").default) == MEMORY_BYTES
+    assert num_bytes(option("shuffle", "memory").default) == SHUFFLE_MEMORY_BYTES
     assert num_bytes(option("estimate", "sample").default) == SAMPLE_BYTES
     for name, choices in (("empty", EMPTY), ("on-error", ON_ERROR), ("specials", POLICIES)):
         assert option("preprocess", name).choices == [*choices]

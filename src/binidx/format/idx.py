@@ -38,7 +38,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -222,10 +221,10 @@ class IdxLayout:
     @property
     def columns(self) -> list[tuple[int, str, int]]:
         """(First byte, type, number of values) of lengths, pointers, bounds and modes, in the order of the file."""
-        modes = self.num_sequences if self.has_modes else 0
-        types, counts = ("<i4", "<i8", "<i8", "i1"), (self.num_sequences, self.num_sequences, self.num_bounds, modes)
-        sizes = [np.dtype(dtype).itemsize * count for dtype, count in zip(types, counts, strict=True)]
-        return [*zip(accumulate(sizes, initial=HEADER.size), types, counts, strict=False)]
+        count, pointers = self.num_sequences, HEADER.size + 4 * self.num_sequences
+        bounds = pointers + 8 * count
+        modes = bounds + 8 * self.num_bounds, "i1", count if self.has_modes else 0
+        return [(HEADER.size, "<i4", count), (pointers, "<i8", count), (bounds, "<i8", self.num_bounds), modes]
 
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
@@ -342,8 +341,9 @@ class SequenceIndex:
         """Yield blocks of sequence lengths, checked against the sequence pointers."""
         total, size = 0, self.dtype_size
         for first, (lengths, pointers) in _blocks(self.sequence_lengths, self.sequence_pointers):
-            shifted = pointers - total * size if total else pointers
-            valid, num_tokens = token_files.count_valid_sequences(lengths, shifted, size)
+            # No name for the shifted pointers: their memory is free again before the next block is read.
+            counted = token_files.count_valid_sequences(lengths, pointers - total * size if total else pointers, size)
+            valid, num_tokens = counted
             total += num_tokens
             if valid < len(lengths):
                 problem = f"starts at byte {pointers[valid]}, needed {total * size}"

@@ -180,8 +180,8 @@ class _Opening:
         index = parse_index(data, uri=idx.uri, multimodal=self.multimodal, num_tokens=num_tokens)
         if num_tokens is None:
             seal.write(str(index.num_tokens))
-        surplus = count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)
-        if surplus and may_lack_a_bit(index, surplus):
+        fits = bin_reader.size == index.num_bytes
+        if not fits and may_lack_a_bit(index, count_surplus_bytes(bin_reader.uri, bin_reader.size, index.counts)):
             problem = f"{bin_reader.size} bytes, {describe_need(index.counts)}"
             cause = "as if a bit in the length of its last sequence had flipped"
             way = "restore the .idx, or cut the .bin if the bytes after its last token are a leftover"
