@@ -17,8 +17,7 @@ import pytest
 
 import binidx
 from binidx import json_models
-from binidx.corpus.convert import StorageFormat, _Convert, convert_dataset
-from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
+from binidx.corpus.convert_owner import OWNER_FILE, BegunObject, ConvertOwner, OwnerFields
 from binidx.dataset.pinned_run import PINNED_FILE, PinnedPair, PinnedRun
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE
@@ -40,7 +39,6 @@ from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import CopyState
 
 IDENTITY = {"size": 8, "etag": '"e"'}
 CONFIGURED = binidx.GPTDatasetConfig(
@@ -60,7 +58,6 @@ PLAN = ReadPlan(
     [PlannedSource("en", "uint16", [PlannedFile("en.bin", IDENTITY, None, 8, 8)])],
 )  # fmt: skip
 PINNED = PinnedRun("0.1", 3, {"s3://b/en": PinnedPair(".bin", IDENTITY, IDENTITY, None)}, {"a-train": {"b": "c"}})
-STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})
 RECORD = Record("p", "hf", 3, [RowCounts(2, 2)], [Extent(0, 9, 9)], {"text": TokenCounts(2, 9, "ab")}, 0, 1.5, 1.0)
 TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", ["a", "b"]], "dropout": None},
@@ -77,8 +74,7 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
     "run": (RUN_FILE, RUN),
     "packed": (PACKED_FILE, json.dumps(
         {"fork": "umd", "block_size": 9, "n_chunks": 2, "seed": 3, "sets": SETS}).encode()),
-    "journal": (JOURNAL_FILE, json.dumps(
-        {**JOURNAL_FILE.tags, **asdict(JournalFile("o", {"uri": "en"}, {"bin": STATE}))}).encode()),
+    "owner of a target": (OWNER_FILE, json.dumps(asdict(OwnerFields("o", {"bin": BegunObject("t")}))).encode()),
     "index manifest": (INDEX_MANIFEST_FILE, json.dumps(asdict(MANIFEST)).encode()),
     "orders": (KNOWN_FILE, format_known([Known("a", {"num_epochs": 1, "separate_final_epoch": False}, 9)])),
     "dataset manifest": (DATASET_FILE, json.dumps(
@@ -114,8 +110,7 @@ def test_what_was_read_is_what_was_written() -> None:
     }.items():
         file, data = KINDS[kind]
         assert file.decode(data, "x") == written
-    journal = JOURNAL_FILE.decode(KINDS["journal"][1], "x")
-    assert journal.objects == {"bin": STATE}
+    assert OWNER_FILE.decode(KINDS["owner of a target"][1], "x") == OwnerFields("o", {"bin": BegunObject("t")})
     assert format_run(binidx.run.run_file.parse_run(RUN)) == RUN  # an integer weight stays one
 
 
@@ -180,14 +175,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("packed", "sets.0.weight", -1, "x: $: sets: found weights below 0, or none above it"),
     ("packed", "sets.0.more", 1, "x: $.sets[0]: unknown field more; it has name, files, weight"),
     ("packed", "block_size", 0, "x: $.block_size: expected int >= 1 (found 0)"),
-    ("journal", "binidx_convert", 3, "x: $.binidx_convert: expected 2 (found 3)"),
-    ("journal", "objects.bin.size", 2.5, "x: $.objects[...].size: expected int (found float)"),
-    ("journal", "objects.bin.sent.9", ["d", "e"], "x: $.objects[...]: sent: parts 1 to 9, the object has 1 to 3"),
-    ("journal", "objects.bin.sent.x", ["d", "e"], "x: key in $.objects[...].sent: expected int (found str)"),
-    ("journal", "objects.bin.more", 1, "x: $.objects.bin: unknown field more; it has size, "),
-    ("journal", "objects.bin.size", 2**63 - 1, "922337203685477581 parts, an object has 10000 at most"),
-    ("journal", "objects.bin.size", 2**63, "x: $.objects[...].size: expected int <= 9223372036854775807"),
-    ("journal", "objects.bin.sent.\ud800", ["d", "e"], "x: $: 'utf-8' codec can't encode character "),
+    ("owner of a target", "objects.bin.token", 1, "x: $.objects[...].token: expected str (found int)"),
+    ("run", "\ud800", 1, "x: $: 'utf-8' codec can't encode character "),
     ("record", "part", 2**64, "x: no JSON: 18446744073709551616 does not fit 64 bits"),
     ("packed", "seed", -1, "x: $.seed: expected int >= 0 (found -1)"),
     ("packed", "sets", [{"name": "a", "files": [], "weight": 1e308}] * 2, "none above it, or infinite ones"),
@@ -254,7 +243,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 def test_a_wrong_field_is_named_by_its_path(kind: str, path: str, value: Any, message: str) -> None:
     file, data = KINDS[kind]
     whole = inside = copy.deepcopy(json.loads(data))
-    *way, last = [int(name) if name.isdigit() and kind != "journal" else name for name in path.split(".")]
+    *way, last = [int(name) if name.isdigit() else name for name in path.split(".")]
     for name in way:
         inside = inside[name]
     if value is ...:
@@ -345,18 +334,6 @@ def test_threads_that_use_a_model_for_the_first_time_at_once_get_its_values() ->
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("size", [2**63 - 1, 1])
-def test_a_convert_whose_journal_has_another_size_begins_again(size: int, tmp_path: Path) -> None:
-    prefix, target = str(Path(__file__).parent / "golden" / "state" / "local" / "corpus" / "en"), str(tmp_path / "en")
-    source = _Convert(Location.of(prefix), Location.of(target), StorageFormat(), "checksum", None).journal.source
-    states = {"bin": {**asdict(STATE), "size": size, "part_bytes": 1, "sent": {1: ("d", "e")}}}
-    journal = {**JOURNAL_FILE.tags, "owner": "o", "source": source, "objects": states}
-    (tmp_path / "en.convert.json").write_text(json.dumps(journal))
-    convert_dataset(prefix, target)
-    for end in ("bin", "idx"):
-        assert Path(f"{prefix}.{end}").read_bytes() == Path(f"{target}.{end}").read_bytes()
-
-
 def huge(path: Path) -> str:
     path.touch()
     os.truncate(path, 10 * 10**9)
@@ -386,7 +363,7 @@ def test_a_large_file_that_only_saves_work_is_none(tmp_path: Path) -> None:
     huge(tmp_path / "meta.json")
     assert read_meta(str(tmp_path)) is None
     huge(tmp_path / "en.convert.json")
-    assert ConvertJournal(Location.of(f"{tmp_path}/en"), {}).adopt() == "other"
+    assert ConvertOwner(Location.of(f"{tmp_path}/en")).read() == OwnerFields()
 
 
 def test_an_error_quotes_no_more_of_a_hostile_file_than_a_reader_takes_in() -> None:

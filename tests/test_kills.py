@@ -18,7 +18,17 @@ from helpers.kill_rounds import JOBS
 LEAST_KILLS = {("preprocess", "disk"): 150}
 """Least kills of a job, whatever `--kill-rounds` says."""
 
-ON_S3 = ["merge", "cut split", "convert", "compress by workers", "preprocess", "pack", "bake", "index cache"]
+ON_S3 = [
+    "merge",
+    "cut split",
+    "convert",
+    "compress",
+    "compress by workers",
+    "preprocess",
+    "pack",
+    "bake",
+    "index cache",
+]
 
 
 def kill(job: str, folder: Path, *how: str) -> dict[str, Any]:
@@ -55,6 +65,8 @@ def test_killed_at_any_moment_a_job_resumes(
         "merge --virtual",
         "cut split",
         "shuffle compressed",
+        "convert",
+        "compress",
         "convert by workers",
         "pack --back",
         "order",

@@ -2,8 +2,8 @@
 
 The source is checked in full before anything is written. The .bin goes first and is read back and compared; the .idx
 goes last, so no dataset stands under the target's name before its tokens verify. After a break, kill -9 included, the
-same command goes on where it stopped: TARGET.convert.json, which is gone at the end, says where. (Stores other than
-disks and S3 keep no parts; there the file that was on its way begins again.)
+same command goes on with the missing parts, of 256 MiB to 1 GiB: TARGET-parts/, which is gone at the end, has a record
+of each. (Stores other than disks, S3, OSS and GCS keep no parts; there the file that was on its way begins again.)
 
 A dataset that stands at the target already is compared with the source: if it is the same, nothing is done, else
 --overwrite is needed. With --verify size that comparison is of the .idx and of 64 samples of the .bin (4 MiB): enough
@@ -13,14 +13,14 @@ The tokens are stored at the target as at the source, unless told: --compress ma
 segments (natural text at level 3: 1.4 times smaller in uint16, 2.5 times in int32; zstd -d restores the exact .bin),
 --plain the .bin of old. Every reader reads both. --checksums writes a .bin.xxh3 beside a plain .bin, 0.05 % of it, and
 remote readers then check what they read; with the same prefix twice it does so for a dataset where it stands. Checksums
-come along when a .bin that has some is copied. A compression that broke off begins again.
+come along when a .bin that has some is copied.
 
 A virtual merge arrives as one dataset. (binidx merge writes one, too, and lets the store move the tokens.)
 
-With --engine, --workers or --shard the tokens are copied in parts of 256 MiB to 1 GiB, by processes of this machine,
-Ray, Dask, or any scheduler that starts this command n times with --shard 0/n to n-1/n; the last of these finishes. Each
-part is read back, published under TARGET-parts/ and recorded, so the same command resumes with the missing parts. At
-the end the store itself joins them. The bytes are the same as without these options.
+With --engine, --workers or --shard the parts are made by processes of this machine, Ray, Dask, or any scheduler that
+starts this command n times with --shard 0/n to n-1/n; the last of these finishes. Each part is an object under
+TARGET-parts/; at the end the store itself joins them, and the tokens are read back. A compression by one process goes
+the same way. The bytes are the same as without these options.
 
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.

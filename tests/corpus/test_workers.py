@@ -256,7 +256,7 @@ def test_checksums_in_place_are_those_of_one_process(tmp_path: Path) -> None:
 def test_a_copy_begun_by_one_process_is_finished_by_workers(tmp_path: Path) -> None:
     source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES), tmp_path / "copy" / "en"
     with contextlib.suppress(KeyboardInterrupt):
-        convert_dataset(source, target, part_bytes=SEGMENT_BYTES, save_seconds=0, watch=Interrupted(4))
+        convert_dataset(source, target, part_bytes=SEGMENT_BYTES, watch=Interrupted(4))
     assert Path(f"{target}.convert.json").exists()
     convert_dataset(source, target, workers=HERE)
     assert names_beside(str(target)) == ["en.bin", "en.idx"]

@@ -18,8 +18,10 @@ import zstandard
 from helpers.pages import python_blocks, read_page
 
 import binidx
+from binidx.corpus.convert_owner import ConvertOwner
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.storage.location import Location
 
 PAGE = read_page("reference/formats")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -175,7 +177,6 @@ JSON_FILES = {
     "run.json": "local/runs/run.json",
     "Baked runs": "local/baked/baked.json",
     "Quarantine": "s3/finished/en.quarantine.jsonl",
-    "Journal of a convert": "local/converted/en.convert.json",
     "Record of a part": "s3/unfinished/en-parts/e0128738b0767fb46c0513d7ff5410d2.json",
     "Meta of a cached object": "disk-cache/objects/7a2f13c88f902004fbe0cfb8adfbc791/meta.json",
 }
@@ -189,6 +190,16 @@ def paths(value: Any, before: str = "") -> Iterator[str]:
             yield from paths(each, f"{before}.{name}".lstrip("."))
     for each in value if isinstance(value, list) else ():
         yield from paths(each, f"{before}[]")
+
+
+def test_the_table_of_the_owner_of_a_target_names_its_fields(tmp_path: Path) -> None:
+    owner = ConvertOwner(Location.of(f"{tmp_path}/en"))
+    owner.take(None)
+    owner.save("bin", "t")
+    named = [name for row in rows("Owner of a target") for name in re.findall(r"`([^`]+)`", row[0])]
+    assert named == ["binidx_convert", "owner", "objects.*.token"]
+    written = {*paths(json.loads((tmp_path / "en.convert.json").read_text()))}
+    assert written == {"objects", "objects.bin", *(name.replace("*", "bin") for name in named)}
 
 
 @pytest.mark.parametrize("heading", JSON_FILES)

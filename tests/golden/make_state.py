@@ -403,12 +403,12 @@ ORDERS = ("run", "cyclic", "staged", "packed")
 
 
 def write_convert() -> None:
-    """A convert from the bucket that was killed after its third part."""
+    """A convert from the bucket that was killed before its first record."""
     dying = Path(__file__).parents[1] / "helpers/convert_crash.py"
-    arguments = [f"s3://{BUCKET}/corpus/en", str(CONVERT_PART_BYTES), "converted/en", "6"]
+    arguments = [f"s3://{BUCKET}/corpus/en", str(CONVERT_PART_BYTES), "converted/en", "2"]
     told = subprocess.run([sys.executable, dying, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert told == "9", told
-    assert json.loads(Path("converted/en.convert.json").read_text())["objects"]["bin"]["sent"]
+    assert json.loads(Path("converted/en.convert.json").read_text())["objects"]["bin"]["token"]
 
 
 CONVERT_PART_BYTES = 200

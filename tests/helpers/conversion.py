@@ -31,10 +31,12 @@ def pair(prefix: Any) -> tuple[bytes, bytes]:
 
 
 def names_beside(prefix: str) -> list[str]:
-    """What lies under a prefix, journals and partial files included."""
+    """What lies under a prefix, files of the work and partial ones included; a folder by its name."""
     fs, path = fsspec.url_to_fs(prefix)
     fs.invalidate_cache()
-    return sorted(name.rsplit("/", 1)[1] for name in fs.glob(f"{path}*"))
+    folder, _, start = path.rpartition("/")
+    names = {name[len(folder) + 1 :].partition("/")[0] for name in fs.find(folder)}
+    return sorted(name for name in names if name.startswith(start))
 
 
 def unfinished_uploads(prefix: str) -> list[Any]:

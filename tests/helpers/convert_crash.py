@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
+from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
@@ -42,7 +43,7 @@ def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
     child = os.fork()
     if child == 0:
         way = StorageFormat(os.environ.get("CODEC"))
-        convert_dataset(source, target, way=way, part_bytes=part_bytes, save_seconds=0, watch=Dying(event))
+        convert_dataset(source, target, way=way, part_bytes=part_bytes, watch=Dying(event))
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -56,6 +57,7 @@ def check(source: str, target: str) -> None:
 
 if __name__ == "__main__":
     source, part_bytes, *attempts = sys.argv[1:]
+    token_parts.LEAST_BYTES = int(part_bytes)
     for target, event in zip(attempts[::2], attempts[1::2], strict=True):
         print(attempt(source, int(part_bytes), target, int(event)), end="", flush=True)
         if target.startswith("/"):  # a client made here, before the next fork, would be of no use after it

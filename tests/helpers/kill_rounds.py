@@ -80,12 +80,17 @@ def make_sources(at: Path) -> None:
         for number in range(40_000):  # an index of fewer is not cached
             builder.add_document([number % 900], [1])
         builder.finalize(f"{at}/long.idx")
+    tokens = np.minimum(np.random.default_rng(0).geometric(0.01, 11 << 19), 65535).astype(np.uint16)
+    with IndexedDatasetBuilder(f"{at}/large.bin", np.uint16) as builder:
+        for document in np.array_split(tokens, 99):
+            builder.add_document(document, [len(document)])
+        builder.finalize(f"{at}/large.idx")
     indexed_to_packed(IndexedDataset(code), f"{at}/packed", "t", 300, 0, add_separator=True)
 
 
-def convert(at: Path, out: str) -> None:
-    small = {} if out.startswith("s3:") else {"part_bytes": 500}  # S3 takes no part below 5 MiB but the last
-    convert_dataset(at / "en", f"{out}/en", way=StorageFormat(checksums=True), save_seconds=0, **small)
+def convert(at: Path, out: str, way: StorageFormat) -> None:
+    token_parts.LEAST_BYTES = 4 << 20
+    convert_dataset(at / "large", f"{out}/en", way=way, part_bytes=(5 if out.startswith("s3:") else 1) << 20)
 
 
 def convert_by_workers(at: Path, out: str, source: str, way: StorageFormat) -> None:
@@ -142,7 +147,8 @@ JOBS: dict[str, Job] = {
     "shuffle": lambda at, out: shuffle_datasets([at / "en", at / "code"], f"{out}/all", seed=1),
     "shuffle compressed": lambda at, out: shuffle_datasets([at / "zstd"], f"{out}/all", seed=1),
     "shuffle --lines": lambda at, out: shuffle_lines([at / "lines.jsonl"], f"{out}/a.gz", seed=1, memory_bytes=1 << 30),
-    "convert": convert,
+    "convert": lambda at, out: convert(at, out, StorageFormat(checksums=True)),
+    "compress": lambda at, out: convert(at, out, StorageFormat("zstd", 1)),
     "convert by workers": lambda at, out: convert_by_workers(at, out, "en", StorageFormat(checksums=True)),
     "compress by workers": lambda at, out: convert_by_workers(at, out, "long", StorageFormat("zstd")),
     "preprocess": tokenize,

@@ -14,14 +14,22 @@ import pytest
 from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
+from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.writing.copy import CorruptCopyError
 from binidx.tools import main
 
 COMPRESSED = StorageFormat("zstd")
+PART = SEGMENT_BYTES
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_parts, "LEAST_BYTES", PART)
 
 
 def text_like(prefix: Path, num_tokens: int = 200_000) -> str:
@@ -62,12 +70,12 @@ def test_there_and_back_is_byte_for_byte(place: str, tmp_path: Path, capsys) -> 
     assert names_beside(str(tmp_path / "as it is")) == ["as it is.bin.zst", "as it is.idx"]
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 500, 501])
+@pytest.mark.parametrize("num_tokens", [0, 1, PART // 2, PART // 2 + 1])
 def test_the_edges_of_a_part(place: str, tmp_path: Path, num_tokens: int) -> None:
     source = build(tmp_path / "en", num_tokens)
-    convert_dataset(source, place, way=COMPRESSED, part_bytes=1000)
+    convert_dataset(source, place, way=COMPRESSED, part_bytes=PART)
     assert not convert_dataset(source, place, way=COMPRESSED).copied
-    convert_dataset(place, tmp_path / "back", way=StorageFormat("raw", checksums=True), part_bytes=1000)
+    convert_dataset(place, tmp_path / "back", way=StorageFormat("raw", checksums=True), part_bytes=PART)
     assert pair(tmp_path / "back") == pair(source)
     checked = IndexedDataset(tmp_path / "back", storage_options={"binidx": {"verify": True}})
     assert sum(map(len, checked[:])) == num_tokens
@@ -197,10 +205,10 @@ def test_a_level_without_compression_is_refused(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_path: Path) -> None:
-    source = build(tmp_path / "en", 2_400)
-    # 5 parts and 1, each sent and read back, and 4 stages: 16 events.
+    source = build(tmp_path / "en", 5 * PART // 2 - 77)
+    # 5 parts, joined, and 1 that is sent and read back, and 4 stages: more events when the pieces are joined.
     attempts = [[tmp_path / f"{event}", event, tmp_path / f"{event}", 0] for event in range(1, 17)]
-    assert dying(source, 1000, *chain(*attempts), codec="zstd") == "90" * 16
+    assert dying(source, PART, *chain(*attempts), codec="zstd") == "90" * 16
     for target, *_ in attempts:
         back = f"{target}.back"
         convert_dataset(target, back, way=StorageFormat("raw"))
@@ -209,11 +217,11 @@ def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_pa
 
 
 def test_killed_after_publishing_it_compresses_nothing_twice(s3: Bucket, tmp_path: Path) -> None:
-    source, target = build(tmp_path / "en", 2_400), f"{s3.fresh()}/en"
-    # compress, 5 parts, verify, 1 part read back: the object stands, the journal does not know that it verified
-    assert dying(source, 1000, target, 8, codec="zstd") == "9"
-    assert names_beside(target) == ["en.bin.zst", "en.convert.json"]
-    done = convert_dataset(source, target, way=COMPRESSED, part_bytes=1000)
+    source, target = build(tmp_path / "en", 5 * PART // 2 - 77), f"{s3.fresh()}/en"
+    # compress, 5 parts, join, its pieces, verify, ..., 1 part read back: the object stands
+    assert dying(source, PART, target, 15, codec="zstd") == "9"
+    assert names_beside(target) == ["en-parts", "en.bin.zst", "en.convert.json"]
+    done = convert_dataset(source, target, way=COMPRESSED, part_bytes=PART)
     assert (done.parts_kept, done.parts_sent) == (5, 1)
     assert names_beside(target) == ["en.bin.zst", "en.idx"]
 
@@ -223,7 +231,7 @@ def test_a_second_convert_overtakes_one_that_compresses(tmp_path: Path) -> None:
     target = memory()
     watch = AtEvent("part", lambda: convert_dataset(second, target, way=COMPRESSED))
     with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
-        convert_dataset(first, target, way=COMPRESSED, part_bytes=1000, watch=watch)
+        convert_dataset(first, target, way=COMPRESSED, part_bytes=PART, watch=watch)
     convert_dataset(target, tmp_path / "back", way=StorageFormat("raw"))
     assert pair(tmp_path / "back") == pair(second)
 
@@ -246,7 +254,7 @@ def test_a_run_that_stores_it_otherwise_does_not_go_on_from_another(tmp_path: Pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_dataset(source, target, part_bytes=1000, save_seconds=0, watch=AtEvent("verify", stop))
+        convert_dataset(source, target, part_bytes=PART, watch=AtEvent("verify", stop))
     watch = AtEvent("", None)
     assert convert_dataset(source, target, way=COMPRESSED, watch=watch).parts_kept == 0
     assert "beginning again" in watch.events[0]
@@ -264,7 +272,11 @@ def test_what_arrived_wrong_is_removed(place: str, tmp_path: Path, damage: Any) 
 
     with pytest.raises(CorruptCopyError, match=r"en.bin.zst: .*removed, run it again"):
         convert_dataset(source, place, way=COMPRESSED, watch=AtEvent("verify", act))
-    assert names_beside(place) == []
+    assert names_beside(place) == ["en-parts", "en.convert.json"]
+    convert_dataset(source, place, way=COMPRESSED)
+    assert names_beside(place) == ["en.bin.zst", "en.idx"]
+    convert_dataset(place, tmp_path / "back", way=StorageFormat("raw"))
+    assert pair(tmp_path / "back") == pair(source)
 
 
 def test_a_source_that_changes_while_it_is_compressed_is_an_error(tmp_path: Path) -> None:
@@ -274,11 +286,12 @@ def test_a_source_that_changes_while_it_is_compressed_is_an_error(tmp_path: Path
         os.utime(f"{source}.bin", (1, 1))
 
     with pytest.raises(ObjectChangedError, match="changed"):
-        convert_dataset(source, target, way=COMPRESSED, part_bytes=1000, watch=AtEvent("part", touch))
+        convert_dataset(source, target, way=COMPRESSED, part_bytes=PART, watch=AtEvent("part", touch))
     assert not IndexedDataset.exists(target)
 
 
-def test_json_tells_both_sizes(tmp_path: Path, capsys) -> None:
+def test_json_tells_both_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(token_parts, "LEAST_BYTES", 256 * MIB)  # several pieces have a seek table each
     source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
     assert main(["convert", source, "--to", target, "--compress", "9", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)

@@ -1,28 +1,30 @@
 """Copy a dataset between any two places: checked before, verified after, resumed after an interruption.
 
     1  the source is opened as a dataset, which checks every rule of the format
-    2  TARGET.convert.json records the progress of an earlier run of the same copy
-    3  .bin: part by part, then read back; compressed or plain as in the source, or as the caller chooses
+    2  TARGET.convert.json gets the name of this call, TARGET-parts/ that of the copy
+    3  .bin: in parts with records, then read back; compressed or plain as in the source, or as the caller chooses
     4  .bin.xxh3, if the source has one or the caller asks for it
     5  .manifest.json and .lineage.parquet, if there are any
-    6  .idx, like the .bin
-    7  the journal is removed
+    6  .idx, like a plain .bin
+    7  the records are removed
 
-    source       target            copied                                             after an interruption
-    .bin         .bin              its bytes                                          resumed
-    .bin.zst     .bin.zst          its bytes; with a level, plain bytes compressed    resumed; compressed again
-    .bin.zst     .bin   (plain)    the plain bytes                                    resumed
-    .bin         .bin.zst          the plain bytes, compressed on the way             compressed again
-    .bin.xxh3    .bin.xxh3         its bytes, or checksums of the copied tokens       resumed; computed again
+    source       target            copied
+    .bin         .bin              its bytes
+    .bin.zst     .bin.zst          its bytes; with a level, plain bytes compressed
+    .bin.zst     .bin   (plain)    the plain bytes
+    .bin         .bin.zst          the plain bytes, compressed on the way
+    .bin.xxh3    .bin.xxh3         its bytes, or checksums of the copied tokens
+
+An interrupted copy loses the parts in flight. Steps 5 and 6 begin again in a copy by workers.
 
 A dataset is a pair, so none exists under the target's name before step 6, and none at all if step 3 fails. Files are
 copied byte for byte, including modes and bytes after the last token. Readers can see an unverified .idx only between
 its publication in an object store and its verification; the store has then checked the checksum of each part.
 
-The journal is described in `convert_journal`. Workers copy the tokens in parts instead, whose records take its place:
-`convert_parts`. The rest is copied by the call that finds all records; if two do, both write the same bytes.
+This process makes the parts, or workers do: `convert_parts`. The rest is copied by the call that finds all records; if
+two do, both write the same bytes. `convert_owner` describes what two calls do to one target.
 
-Memory: the parts in flight.
+Memory: the blocks in flight.
 """
 
 from __future__ import annotations
@@ -32,38 +34,31 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
-from binidx.corpus.convert_journal import ConvertJournal, NoJournal
+from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.convert_parts import CopyJob, PartedCopy
-from binidx.corpus.token_parts import PinnedDataset
+from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import Workers
+from binidx.jobs.parts import Workers, remove_folder
 from binidx.jobs.runner import ATTEMPTS
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
-from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
+from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.requests.listing import list_matches
+from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.requests.retries import pause
-from binidx.storage.writing.copy import (
-    PART_BYTES,
-    SAVE_SECONDS,
-    CopyCounts,
-    CorruptCopyError,
-    ObjectCopy,
-    ProgressWatcher,
-    SilentWatcher,
-    plan_copy,
-    same_content,
-)
-from binidx.storage.writing.publish import create_object, write_object
+from binidx.storage.writing.concatenate import choose_form
+from binidx.storage.writing.copy import CopyCounts, ProgressWatcher, SilentWatcher, plan_blocks, same_content
+from binidx.storage.writing.publish import delete_object, write_object
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
@@ -91,8 +86,7 @@ class ConvertResult(JsonResult):
     Attributes:
         copied: False if the target held the dataset already.
         source_bytes, target_bytes: bytes of `.bin` and `.idx`.
-        parts_sent, parts_kept: upload parts that this run sent, and those that an earlier run had sent; with workers
-            parts of the tokens.
+        parts_sent, parts_kept: parts of the objects that this run made, and those that an earlier run had made.
         verified: how the target was compared: "checksum" every byte, "size" sizes only, "sample" the whole `.idx` and
             samples of the `.bin`; "index" not at all, as it is the source: its `.idx` was checked.
         parts_missing: parts that are left to other shards; the target is no dataset before there are none.
@@ -124,8 +118,7 @@ def convert_dataset(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
-    part_bytes: int = PART_BYTES,
-    save_seconds: float = SAVE_SECONDS,
+    part_bytes: int = 8 << 20,
     workers: Workers | None = None,
 ) -> ConvertResult:
     """Copy the dataset under the prefix `source` to the prefix `target`.
@@ -139,9 +132,8 @@ def convert_dataset(
             left alone if it is this one: "checksum" compares all of it, "size" its `.idx` and 64 samples (4 MiB) of its
             `.bin`, which can miss a few changed tokens.
         source_options, target_options: fsspec options.
-        part_bytes: bytes of an upload part; S3 accepts no part below 5 MiB but the last.
-        save_seconds: time between two saves of the progress, so the most work that an interruption can lose.
-        workers: they copy the tokens in parts, see `convert_parts`; None: this process does. An existing target is
+        part_bytes: bytes of an upload part; S3 accepts no part below 5 MiB but the last. Rounded up to 64 KiB.
+        workers: they make the parts of the tokens, see `convert_parts`; None: this process does. An existing target is
             compared by samples for a shard.
 
     Raises:
@@ -155,16 +147,19 @@ def convert_dataset(
         WorkerError, UnreachableError: a worker failed repeatedly, or the cluster is lost.
     """
     locations = Location.of(source, source_options), Location.of(target, target_options)
-    convert = _Convert(*locations, way or StorageFormat(), verify, watch, overwrite)
-    if workers is not None:
-        return convert.run_in_parts(workers, part_bytes)
-    return convert.run(part_bytes, save_seconds)
+    return _Convert(*locations, way or StorageFormat(), verify, watch, overwrite).run(workers, part_bytes)
 
 
 class _Convert:
-    """State of one call of `convert_dataset`."""
+    """State of one call of `convert_dataset`.
 
-    parted: PartedCopy | None = None
+    Attributes:
+        tokens: copy of the tokens, or of their checksums in place.
+        others: copies of the checksums, if the source has any, and of the `.idx`.
+    """
+
+    tokens: PartedCopy
+    others: list[PartedCopy]
 
     def __init__(
         self,
@@ -203,63 +198,86 @@ class _Convert:
             raise ConfigError(f"{source}: compressed, with checksums: needed a plain .bin; add --plain")
         self.identity = self.source.opened
         self.dataset.check_index(SilentWatcher())
-        self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)})
+        self.owner = ConvertOwner(target)
 
-    def run(self, part_bytes: int, save_seconds: float) -> ConvertResult:
-        with self._lock() as lock:
-            if lock.first:
+    def run(self, workers: Workers | None, part_bytes: int) -> ConvertResult:
+        if workers is not None and workers.shard is not None:
+            if self.overwrite:
+                raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+            self.sampled = True
+        self._plan(workers, part_bytes)
+        counts: list[CopyCounts] | None = None
+        with self._lock(wait=workers is not None) as lock:
+            if workers is None and lock.first:
                 lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
-            if self.in_place or self._holds_source():
-                if lock.first:
-                    self._forget_killed_run()
-                return self._complete_existing()
-            if not lock.first:
+            if complete := self._is_complete():
+                if lock.first and not self.in_place:  # a call may have been killed right before it did
+                    self._remove_work()
+            elif workers is None and not lock.first:
                 holder = lock.message.decode() or "another process"
                 raise ObjectExistsError(f"{self.target.prefix}: {holder} converts to it; wait for its end, or end it")
-            return self._run_locked(part_bytes, save_seconds)
+            else:
+                self._claim(alone=workers is None)
+                counts = self._finish() if workers is None else None
+        if workers is not None and not complete:
+            if missing := self.tokens.make():
+                return self._report(copied=not self.in_place, counts=[self.tokens.counts], missing=missing)
+            with self._lock(wait=True):
+                counts = self._finish_once()
+        if counts is None:
+            return self._complete_existing(workers, part_bytes)
+        return self._report(copied=not self.in_place, counts=counts)
 
-    def run_in_parts(self, workers: Workers, part_bytes: int) -> ConvertResult:
-        parted = self.parted = self._plan_parts(workers)
-        self.sampled = self.sampled or workers.shard is not None
-        if not self._is_complete():
-            self.journal = NoJournal(self.target.prefix, self.journal.source)
-            earlier = self.journal.adopt()
-            if not self.overwrite and not self.in_place:
-                self.target.check_free(self.journal.published, resumed=earlier == "ours" or parted.folder.is_claimed())
-            self.journal.forget_earlier()
-            self.journal.states = {}
-            missing, counts = parted.make(), None
-            if not missing:
-                with self._lock(wait=True):
-                    counts = self._finish(parted, part_bytes)
-            if counts is not None or not self._is_complete(finishing=True):
-                return self._report(copied=not self.in_place, counts=counts or [parted.counts], missing=missing)
-        with self._lock(wait=True):  # which removes the file of a killed call
-            parted.remove()
-            self._forget_killed_run()
-            return self._complete_existing()
-
-    def _plan_parts(self, workers: Workers) -> PartedCopy:
-        if workers.shard is not None and self.overwrite:
-            raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
-        stored, source = self.copies_stored and not self.in_place, self.source
-        reader = source.open_stored() if stored else source.open_plain()
-        place = Location(self.target.prefix.absolute, self.target.prefix.options)
+    def _plan(self, workers: Workers | None, part_bytes: int) -> None:
+        """Plan the copies. One process makes pieces, too, if it goes on with those of workers."""
+        source, stored, place = self.source, self.copies_stored and not self.in_place, self.target.prefix
+        if workers is not None:
+            place = Location(place.absolute, place.options)
         pinned = PinnedDataset.of(self.dataset, distrust_sums=self.distrust_sums)
+        owner = self.owner if workers is None else None
+
+        def plan(suffix: str, reader: RangeReader, form: str = "", codec: str = "raw", **settings: Any) -> PartedCopy:
+            size, target, is_tokens = reader.size, place + f".{suffix}", "file" not in settings
+            form = form or choose_form(target, size, codec, len(plan_ranges(size)))
+            settings |= {"checksum": self.verify == "checksum", "form": form}
+            settings["block_bytes"] = part_bytes if form == "pieces" else plan_blocks(size, part_bytes)
+            job = CopyJob(pinned, target, place + "-parts", size, codec, **settings)
+            check = self._replace_unfinished if is_tokens else self._check
+            return PartedCopy(job, self.watch, check, reader, workers if is_tokens else None, owner)
+
+        reader, codec = (source.open_stored(), "raw") if stored else (source.open_plain(), self.codec)
         sums = self.way.checksums and (source.sums is None or self.in_place)
-        job = CopyJob(
-            pinned,
-            place + f".{self.target.bin_suffix}",
-            place + "-parts",
-            reader.size,
-            stored=stored,
-            codec="raw" if stored else self.codec,
-            level=self.way.level,
-            tokens=not self.in_place,
-            sums=sums,
-            checksum=self.verify == "checksum",
-        )
-        return PartedCopy(job, workers, self.watch)
+        settings = {"stored": stored, "level": self.way.level, "tokens": not self.in_place, "sums": sums}
+        self.tokens = plan(self.target.bin_suffix, reader, "pieces", codec, **settings)
+        if workers is None and not self.in_place and not self.tokens.folder.is_claimed():
+            self.tokens = plan(self.target.bin_suffix, reader, "", codec, **settings)
+        sidecars = {"idx": source.open_idx()}
+        if self.codec == "raw" and source.sums is not None:
+            sidecars = {f"bin{SUMS}": open_stored(source.sums), **sidecars}
+        self.others = [plan(suffix, reader, file=suffix) for suffix, reader in sidecars.items()]
+
+    def _claim(self, *, alone: bool) -> None:
+        """Take the target, and the folder of the parts; remove what an earlier call for another copy left there.
+
+        Raises:
+            ObjectExistsError: something stands at the target, or the folder has parts of another copy by workers.
+        """
+        earlier, folder = self.owner.read(), self.tokens.folder
+        resumed = folder.is_claimed()
+        if not self.overwrite and not self.in_place:
+            self.target.check_free(resumed=resumed or earlier is not None)
+        # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
+        begins = not resumed and (earlier is not None or b'"form"' in (read_small(folder.job_file) or b""))
+        if not begins:
+            folder.claim()
+        if earlier is not None and not resumed:
+            self.watch.say(f"{self.owner.file}: of another source, or the source has changed; beginning again")
+            self.owner.discard(earlier)
+        if alone:
+            self.owner.take(earlier if resumed else None)
+        if begins:
+            remove_all(folder.location)
+            folder.claim()
 
     def _is_complete(self, *, finishing: bool = False) -> bool:
         """Return whether the target is the dataset in the chosen form, and has the chosen checksums.
@@ -271,24 +289,37 @@ class _Convert:
             return self._holds_source()
         return not self.way.checksums or (finishing and not self.overwrite and object_exists(self.target.bin + SUMS))
 
-    def _finish(self, parted: PartedCopy, part_bytes: int) -> list[CopyCounts] | None:
-        """Publish the dataset; return None if another call has finished it meanwhile."""
+    def _finish(self) -> list[CopyCounts]:
+        """Publish the dataset, all parts of which exist or are made by this process; remove the records."""
+        if self.in_place:
+            if self.tokens.workers is None:
+                self.tokens.make()
+            self.tokens.write_sums(self._check)
+            counts = [self.tokens.counts]
+        else:
+            counts = self._copy_all()
+        self._remove_work()
+        return counts
+
+    def _finish_once(self) -> list[CopyCounts] | None:
+        """Do `_finish` for workers; return None if another call has finished the dataset meanwhile."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                counts = [parted.counts] if self.in_place else self._copy_all(part_bytes, SAVE_SECONDS)
-                if self.in_place:
-                    parted.write_sums(self.source.check_unchanged)
-                break
+                return self._finish()
             except BinidxError as error:
                 if self._is_complete(finishing=True):
+                    self._remove_work()
                     return None
                 # The other call may have replaced the .bin while this one read it back.
                 if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
                     raise
                 time.sleep(pause(attempt))
-        parted.remove()
-        self.journal.remove()
-        return counts
+        raise AssertionError
+
+    def _remove_work(self) -> None:
+        """Remove the files of the work: those of the owner first, as a call that finds the folder removes it."""
+        self.owner.remove()
+        self.tokens.remove(self.others)
 
     def _lock(self, *, wait: bool = False) -> AbstractContextManager[NodeLock]:
         """Return the lock of a target on a disk."""
@@ -299,30 +330,14 @@ class _Convert:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
         return acquire_node_lock(path, wait=wait)
 
-    def _forget_killed_run(self) -> None:
-        """Remove the journal of a run that was killed right before it did; the caller holds the lock."""
-        if self.journal.adopt() == "ours":
-            self.journal.forget_earlier()
-            self.journal.remove()
-
-    def _complete_existing(self) -> ConvertResult:
+    def _complete_existing(self, workers: Workers | None, part_bytes: int) -> ConvertResult:
         """Write checksums beside the existing copy if they were chosen."""
-        if self.way.checksums and not (self.parted is not None and object_exists(self.target.bin + SUMS)):
-            # In place, the source checks its tokens by the sums that are there, unless it distrusts them.
-            self._write_sums(self.source.open_plain() if self.in_place else open_stored(self.target.bin))
-        return self._report(copied=False)
-
-    def _run_locked(self, part_bytes: int, save_seconds: float) -> ConvertResult:
-        earlier = self.journal.adopt()
-        if not self.overwrite:
-            self.target.check_free(self.journal.published, resumed=earlier == "ours")
-        if earlier == "other":
-            self.watch.say(f"{self.journal.file}: of another source, or the source has changed; beginning again")
-            self.journal.forget_earlier()
-        self.journal.save()
-        counts = self._copy_all(part_bytes, save_seconds)
-        self.journal.remove()
-        return self._report(copied=True, counts=counts)
+        exists, missing = self.way.checksums and object_exists(self.target.bin + SUMS), 0
+        if self.way.checksums and not self.in_place and not (exists and workers is not None):
+            place, way = self.target.prefix, StorageFormat(checksums=True)
+            beside = _Convert(place, place, way, self.verify, self.watch, overwrite=exists)
+            missing = beside.run(workers, part_bytes).parts_missing
+        return self._report(copied=False, missing=missing)
 
     def _holds_source(self) -> bool:
         """Return whether the target is this dataset already, in the chosen form; its `.idx` is compared first."""
@@ -338,74 +353,31 @@ class _Convert:
         same_tokens = same_samples if self.sampled else same_content
         return same_content(*index, self.watch) and same_tokens(*tokens, self.watch)
 
-    def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
-        """Copy tokens, checksums, sidecars and index; return the counts of each resumable copy."""
-        source, target, check = self.source, self.target, self.source.check_unchanged
-
-        def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:
-            def before_publish() -> None:
-                self.journal.check_owner()
-                check()
-
-            states = self.journal.states
-            state = states.get(suffix)
-            if state is None or state.size != reader.size:
-                state = states[suffix] = plan_copy(reader.size, part_bytes)
-            try:
-                return ObjectCopy(
-                    reader,
-                    target.file(suffix),
-                    state,
-                    save=self.journal.save,
-                    before_publish=before_publish,
-                    watch=self.watch,
-                    codec=codec,
-                    level=self.way.level,
-                    checksum=self.verify == "checksum",
-                    save_seconds=save_seconds,
-                ).run()
-            except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
-                del states[suffix]
-                (self.journal.save if states else self.journal.remove)()
-                raise
-
-        if self.parted is not None:
-            counts = [self.parted.join(self._replace_unfinished)]
-        elif self.copies_stored:
-            counts = [copy(target.bin_suffix, source.open_stored(), self._remove_existing)]
-        else:
-            counts = [copy(target.bin_suffix, source.open_plain(), self._remove_existing, self.codec)]
-        if self.codec == "raw" and source.sums is not None:
-            counts.append(copy(f"bin{SUMS}", open_stored(source.sums), check))
-        elif self.way.checksums and self.parted is not None:
-            self.parted.write_sums(check)
-        elif self.way.checksums:
-            self._write_sums(source.open_plain())
+    def _copy_all(self) -> list[CopyCounts]:
+        """Copy tokens, checksums, sidecars and index; return the counts of each."""
+        source, tokens = self.source, self.tokens
+        *sums, index = self.others
+        counts = [tokens.copy() if tokens.workers is None else tokens.publish()]
+        counts += [copy.copy() for copy in sums]
+        if tokens.job.sums:
+            tokens.write_sums(self._check)
         for suffix in SIDECARS:
             if object_exists(source.prefix + suffix):
                 sidecar = open_stored(source.prefix + suffix)
-                write_object(target.prefix + suffix, stream(sidecar), before_publish=check)
-        return [*counts, copy("idx", source.open_idx(), check)]
+                write_object(self.target.prefix + suffix, stream(sidecar), before_publish=self._check)
+        return [*counts, index.copy()]
 
-    def _write_sums(self, reader: RangeReader) -> None:
-        tokens, check = self.target.bin, self.source.check_unchanged
-        self.watch.begin(f"checksums of {tokens}", reader.size, 0)
-        with create_object(tokens + SUMS, before_publish=check) as writer:
-            writer.write(format_sums_header(reader.size))
-            sums = BlockSums(lambda block: writer.write(block.astype("<u8").tobytes()))
-            for block in stream(reader):
-                sums.feed(block)
-                self.watch.advance(len(block))
-            sums.finish()
+    def _check(self) -> None:
+        """Raise ObjectChangedError if the source was replaced, or another call is the owner."""
+        if self.tokens.workers is None:
+            self.owner.check()
+        self.source.check_unchanged()
 
     def _replace_unfinished(self) -> None:
-        """Do `_remove_existing`, unless another call has finished the dataset meanwhile."""
+        """Remove an existing dataset, unless another call has finished this one meanwhile."""
+        self._check()
         if not self.overwrite and object_exists(self.target.idx):
             raise ObjectExistsError(self.target.refusal)
-        self._remove_existing()
-
-    def _remove_existing(self) -> None:
-        self.source.check_unchanged()
         self.target.remove_existing()
 
     @property
@@ -423,6 +395,14 @@ class _Convert:
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds, missing)
+
+
+def remove_all(folder: Location) -> None:
+    """Remove all objects of a folder, `job.json` last."""
+    with contextlib.suppress(ObjectNotFoundError):
+        for uri in list_matches(folder):
+            delete_object(Location(uri, folder.options))
+    remove_folder(folder)
 
 
 def plan_samples(size: int) -> list[Range]:

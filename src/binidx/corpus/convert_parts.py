@@ -1,25 +1,32 @@
-"""Copy of a dataset's tokens in parts: workers write pieces, and the store joins them.
+"""Copy of an object in parts with records, by this process or by workers.
 
     source      |------ part ------|------ part ------|-- part --|       ranges of its bytes
-    worker      read ─► digest ─► piece, read back ─► record
-    finish      TARGET.bin: the pieces, joined inside the store; in a store, workers then compare it with the digests
-                TARGET.bin.xxh3: a header, then the checksums of all parts
+    part        blocks of 8 MiB: read ─► digest ─► write, several in flight, then the record
+    finish      the object appears; its blocks are read back and compared with the digests; a wrong one is removed
+
+    form      of                                    a part is                              the object appears by
+    slices    plain bytes, on disks and S3          blocks of one upload, or of .partial   publishing the upload
+    pieces    the same by workers; compressed;      an object                              joining inside the store
+              stores that compose
+    whole     a single part; other stores           the object itself                      the part
 
     TARGET-parts/job.json               identity of the copy: the version of its source, and the form of the tokens
     TARGET-parts/NAME.bin, .bin.zst     piece of a part; a compressed one is a whole object with a seek table
     TARGET-parts/NAME.xxh3              checksums of its blocks, if the copy has any
-    TARGET-parts/NAME.json              record, the last object of a part: digest of its bytes, identity of the piece
+    TARGET-parts/NAME.json              record, the last object of a part: digests of its bytes, and tags of the upload
+                                        or identity of the piece
 
-The bytes are those that one process writes, as parts begin where checksums and segments begin, and the joined object
-has one seek table. On a disk the kernel joins the pieces, and the result is not read again.
+All forms write the same bytes, as parts begin where checksums and segments begin, and the joined object has one seek
+table. On a disk slices are read back before the object appears.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,8 +35,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
-from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
 from binidx.jobs.runner import check_stop
 from binidx.storage.adapters import InMemory
@@ -37,12 +45,18 @@ from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, open_object, open_stored, stream, suffix_of
-from binidx.storage.requests.remote_object import object_identity
+from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece, open_join
-from binidx.storage.writing.copy import CopyCounts, CorruptCopyError, ProgressWatcher
+from binidx.storage.writing.copy import CopyCounts, CorruptCopyError, ProgressWatcher, map_blocks
+from binidx.storage.writing.multipart import MultipartWriter, open_parts
 from binidx.storage.writing.publish import create_object, delete_object, write_object
+
+Advance = Callable[[int], object]
+Block = tuple[int, int, str, str]
+"""Start and stop of a block, its digest, and its tag in an upload."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +64,52 @@ class CopyJob:
     """Settings that all parts of a copy share.
 
     Args:
-        bin: the `.bin` to write.
-        folder: folder of the parts; like `bin` an absolute location, as workers may have another working directory.
+        target: the object to write.
+        folder: folder of the parts; like `target` an absolute location, as workers may have another working directory.
         size: bytes to copy.
-        stored: whether the bytes are copied as they are stored, else plain ones.
         codec, level: codec and compression level with which they are stored; "raw" for stored bytes.
+        checksum: whether copied bytes are read back; else only the size is compared.
+        form: "slices", "pieces" or "whole".
+        block_bytes: bytes of a block.
+        stored: whether the bytes are copied as they are stored, else plain ones.
         tokens: whether tokens are copied at all; else only checksums are computed.
         sums: whether to compute checksums.
-        checksum: whether copied bytes are read back; else only the size is compared.
+        file: suffix of the object, unless it is the tokens.
     """
 
     source: PinnedDataset
-    bin: Location
+    target: Location
     folder: Location
     size: int
-    stored: bool
     codec: str
-    level: int | None
-    tokens: bool
-    sums: bool
     checksum: bool
+    form: str
+    block_bytes: int
+    stored: bool = True
+    level: int | None = None
+    tokens: bool = True
+    sums: bool = False
+    file: str = ""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """All settings that decide the content of the pieces and records."""
-        names = "stored", "codec", "level", "tokens", "sums", "checksum"
+        names = ["stored", "codec", "level", "tokens", "sums", "checksum"]
+        names += [] if self.form == "pieces" else ["form", "block_bytes"]
+        names += ["file"] if self.file else []
         return {"job": "convert", "source": self.source.identity, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def verb(self) -> str:
+        """Name of the work, for progress."""
+        return ("copy" if self.codec == "raw" else "compress") if self.tokens else "checksums of"
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Ranges of the parts."""
+        if self.form == "whole" or (self.codec != "raw" and codec_named(self.codec).joining is None):
+            return [(0, self.size)]
+        return plan_ranges(self.size, self.block_bytes if self.form == "slices" else 0)
 
 
 @dataclass(frozen=True)
@@ -83,15 +117,13 @@ class CopyPart:
     """Bytes [start, stop) of a copy.
 
     Args:
-        digest: digest of these bytes, if they are to be read back from the joined copy.
-        version: identity of the joined copy, as text.
+        blocks: its blocks, if they are to be read back from the joined copy.
     """
 
     job: CopyJob
     start: int
     stop: int
-    digest: str = ""
-    version: str = ""
+    blocks: tuple[Block, ...] = ()
 
     @cached_property
     def name(self) -> str:
@@ -106,6 +138,8 @@ class CopyPart:
     @property
     def piece(self) -> Location:
         """Location of its bytes."""
+        if self.job.form == "whole":
+            return self.job.target
         return self.job.folder / f"{self.name}.bin{suffix_of(self.job.codec)}"
 
     @property
@@ -113,38 +147,80 @@ class CopyPart:
         """Location of the checksums of its blocks."""
         return self.job.folder / f"{self.name}{SUMS}"
 
+    def blocks_of(self, record: Values) -> tuple[Block, ...]:
+        """Return the blocks in its record; in one of an earlier version the part is one block."""
+        return tuple(record.get("blocks") or [(self.start, self.stop, record["digest"], "")])
+
     def __str__(self) -> str:
         return f"bytes {self.start} to {self.stop} of {self.job.source.prefix}"
 
 
-def copy_part(part: CopyPart) -> Values:
-    """Write the piece and the checksums of a part, in a worker; return the part's record.
+def copy_parts(
+    parts: Sequence[CopyPart],
+    reader: RangeReader,
+    upload: MultipartWriter | None = None,
+    before_publish: Callable[[], object] | None = None,
+    advance: Advance = lambda size: None,
+) -> Generator[tuple[CopyPart, Values], None, None]:
+    """Write the bytes and checksums of parts of one copy, in order; yield each part with its record.
 
-    Raises:
-        CorruptCopyError: the piece differed from the source, and was removed.
+    Args:
+        upload: takes the blocks of slices.
+        before_publish: called right before the object of a whole copy appears.
+        advance: called with the bytes of each block.
     """
-    job, digest, checksums = part.job, xxhash.xxh3_128(), list[NDArray[np.uint64]]()
-    sums = BlockSums(checksums.append)
+    blocks = [(part, block) for part in parts for block in cut((part.start, part.stop), part.job.block_bytes)]
+    blocks += [(part, (part.start, part.stop)) for part in parts if not part.size]
+    keeps = upload is None or (parts and parts[0].job.sums)
+
+    def copy(planned: tuple[CopyPart, Range]) -> tuple[memoryview, Block]:
+        part, where = planned
+        [data] = reader.read([where])
+        tag = "" if upload is None else upload.write(where[0] // part.job.block_bytes + 1, where, data)
+        return data if keeps else data[:0], (*where, xxhash.xxh3_128_hexdigest(data), tag)
+
+    with contextlib.closing(map_blocks(copy, blocks, parts[0].job.block_bytes if parts else 1)) as copied:
+        copies = zip(blocks, copied, strict=True)
+        for part, group in itertools.groupby(copies, lambda planned: planned[0][0]):
+            yield part, _finish_part(part, (result for _, result in group), before_publish, advance)
+
+
+def _finish_part(
+    part: CopyPart,
+    blocks: Iterable[tuple[memoryview, Block]],
+    before_publish: Callable[[], object] | None,
+    advance: Advance,
+) -> Values:
+    """Write the object of a part, unless it is a slice, and its checksums; return its record."""
+    job, digest, checksums, done = part.job, xxhash.xxh3_128(), list[NDArray[np.uint64]](), list[Block]()
+    sums, has_object = BlockSums(checksums.append), job.tokens and job.form != "slices"
     with contextlib.ExitStack() as writers:
-        if job.tokens:
-            stored = writers.enter_context(create_object(part.piece))
+        if has_object:
+            stored = writers.enter_context(create_object(part.piece, before_publish=before_publish))
             writer = writers.enter_context(codec_named(job.codec).create(stored, job.level))
-        for view in stream(job.source.reader(stored=job.stored), part.stop, start=part.start):
+        for view, block in blocks:
             check_stop()
-            digest.update(view)
-            if job.tokens:
+            done.append(block)
+            if has_object:
+                digest.update(view)
                 writer.write(view)
             if job.sums:
                 sums.feed(view)
+            advance(block[1] - block[0])
     if job.sums:
         sums.finish()
         write_object(part.sums, [block.astype("<u8").tobytes() for block in checksums])
     if not job.tokens:
         return {}
-    if job.checksum and not has_digest(open_stored(part.piece), job.codec, (0, part.size), digest.hexdigest()):
-        delete_object(part.piece)
-        raise CorruptCopyError(f"{part.piece}: arrived wrong; removed, run it again")
-    return {"digest": digest.hexdigest(), "piece": object_identity(part.piece)}
+    if not has_object:
+        return {"blocks": done}
+    return {"digest": digest.hexdigest(), "blocks": done, "piece": object_identity(part.piece)}
+
+
+def copy_part(part: CopyPart) -> Values:
+    """Write a part in a worker; return its record."""
+    [(_, record)] = copy_parts([part], part.job.source.reader(stored=part.job.stored))
+    return record
 
 
 def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bool:
@@ -160,51 +236,149 @@ def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bo
     return found.hexdigest() == digest
 
 
+def find_difference(reader: RangeReader, blocks: Sequence[Block], advance: Advance) -> Range | None:
+    """Return the first block whose bytes differ from its digest; None if all are equal."""
+
+    def is_right(block: Block) -> bool:
+        return has_digest(reader, "raw", (block[0], block[1]), block[2])
+
+    with contextlib.closing(map_blocks(is_right, blocks, 1)) as answers:
+        for (start, stop, _, _), right in zip(blocks, answers, strict=True):
+            if not right:
+                return start, stop
+            advance(stop - start)
+    return None
+
+
 @functools.lru_cache(1)
 def _open_joined(location: Location, codec: str, version: str) -> RangeReader:
     """Return the reader of a joined object, opened once in each process."""
     return open_object(location, cache=False, codec=codec)
 
 
-def read_back(part: CopyPart) -> Values:
-    """Compare a part of the joined copy with its digest, in a worker; raise CorruptCopyError if it differs."""
-    reader = _open_joined(part.job.bin, part.job.codec, part.version)
-    if not has_digest(reader, "raw", (part.start, part.stop), part.digest):
-        where = f"bytes {part.start} to {part.stop}"
-        raise CorruptCopyError(f"{part.job.bin}: {where} arrived wrong; removed, run it again")
-    return {}
+def read_back(version: str, part: CopyPart) -> Values:
+    """Compare a part of the joined copy with its blocks, in a worker; return the first range that differs.
+
+    Args:
+        version: identity of the joined copy, as text.
+    """
+    reader = _open_joined(part.job.target, part.job.codec, version)
+    return {"wrong": find_difference(reader, part.blocks, lambda size: None)}
 
 
 class PartedCopy:
-    """Copy of tokens by workers, and the folder of its parts.
+    """Copy of an object, and the folder of its parts.
+
+    Args:
+        job: settings of the copy.
+        watch: gets the bytes.
+        before_publish: called right before the object appears.
+        reader: reader of the bytes, for a copy by this process.
+        workers: they make the parts, which are pieces; None: this process.
+        owner: its call makes a copy by this process; without one, such a copy has no records.
 
     Attributes:
         counts: parts that this call made, parts that existed, and bytes of the made ones.
     """
 
-    def __init__(self, job: CopyJob, workers: Workers, watch: ProgressWatcher) -> None:
-        if job.codec != "raw" and codec_named(job.codec).joining is None:
-            raise ConfigError(f"{job.bin}: parts of the codec {job.codec} cannot be joined; leave out the workers")
+    def __init__(
+        self,
+        job: CopyJob,
+        watch: ProgressWatcher,
+        before_publish: Callable[[], object],
+        reader: RangeReader,
+        workers: Workers | None,
+        owner: ConvertOwner | None,
+    ) -> None:
         self.job, self.workers, self.watch, self.counts = job, workers, watch, CopyCounts()
-        self.parts = [CopyPart(job, *where) for where in plan_ranges(job.size)]
+        self.parts = [CopyPart(job, *where) for where in job.ranges]
         self.folder = JobFolder(job.folder, job.identity)
-        self._records: Mapping[str, Values] = {}
+        self._before_publish, self._reader, self._owner = before_publish, reader, owner
+        self._suffix = job.file or f"bin{suffix_of(job.codec)}"
+        self._upload: MultipartWriter | None = None
+        self._records = dict[str, Values]()
 
-    def make(self) -> int:
-        """Make the missing parts of this call's shard; return how many parts are left to others.
+    def copy(self) -> CopyCounts:
+        """Copy the object by this process: `make`, then `publish`. Return the counts.
 
         Raises:
-            ObjectExistsError: the folder holds parts of another copy.
+            ObjectChangedError: another call has become the owner.
+            PartsLostError: another process has removed the upload.
+            CorruptCopyError: as `publish`.
         """
-        self.folder.claim()
-        shard, known = self.workers.shard, read_results(self.folder, self.parts)
-        share = self.parts if shard is None else shard.select(self.parts)
-        self.watch.begin(f"copy {self.job.bin}", sum(part.size for part in share), 0)
-        self._records = self._run(copy_part, self.parts, self.workers, self.folder)
-        made = [self._records[part.name] for part in share if part.name not in known]
-        num_bytes = sum(record["piece"]["size"] for record in made if record)
-        self.counts = CopyCounts(len(made), len(share) - len(made), num_bytes)
+        if self._has_appeared():
+            return CopyCounts(parts_kept=len(self.parts))
+        try:
+            self.make()
+            return self.publish()
+        except BinidxError:  # of an upload that a later owner has removed
+            if self._owner is not None:
+                self._owner.check()
+            raise
+        finally:
+            if self._upload is not None:
+                self._upload.pause() if self._owner is not None else self._upload.abandon()
+
+    def _has_appeared(self) -> bool:
+        """Return whether an earlier call was killed after it had published the upload: the object has the content."""
+        if self.job.form != "slices" or self._owner is None or not object_exists(self.job.target):
+            return False
+        self._records = read_results(self.folder, self.parts)
+        with contextlib.suppress(CorruptCopyError):
+            return len(self._records) == len(self.parts) and self._find_wrong(self.job.target, checksum=True) is None
+        return False
+
+    def make(self) -> int:
+        """Make the missing parts of this call's shard; return how many parts are left to others."""
+        known, share = self._find_parts(), self.parts
+        if self.workers is not None:
+            share = list(self.workers.select(self.parts))
+        missing = [part for part in share if part.name not in known]
+        total, left = (sum(part.size for part in parts) for parts in (share, missing))
+        if self.workers is not None:
+            self.watch.begin(f"copy {self.job.target}", total, 0)
+            self._records = self._run(copy_part, self.parts, self.workers, self.folder)
+        else:
+            self.watch.begin(f"{self.job.verb} {self.job.target}", total, total - left)
+            self._records = known
+            copies = copy_parts(missing, self._reader, self._upload, self._before_publish, self.watch.advance)
+            with contextlib.closing(copies):
+                for part, record in copies:
+                    if self._owner is not None:
+                        self._owner.check()
+                        self.folder.write(part, record)
+                    self._records[part.name] = record
+        made = [self._records[part.name] for part in missing]
+        num_bytes = sum(record["piece"]["size"] for record in made if "piece" in record)
+        self.counts = CopyCounts(len(made), len(share) - len(made), num_bytes if self._upload is None else left)
         return sum(part.name not in self._records for part in self.parts)
+
+    def _find_parts(self) -> dict[str, Values]:
+        """Return the records of the parts that exist; open the upload of slices."""
+        job, records = self.job, dict[str, Values]()
+        if self.workers is not None or self._owner is not None:
+            records = read_results(self.folder, self.parts)
+        if job.form == "whole" and records:
+            now = object_identity(job.target) if object_exists(job.target) else {}
+            return {name: record for name, record in records.items() if same_identity(record["piece"], now)}
+        if job.form != "slices":
+            return records
+        token = "" if self._owner is None else self._owner.token(self._suffix)
+        self._upload = upload = open_parts(job.target, job.size, token)
+        assert upload is not None
+        if self._owner is not None:  # first of all: an upload that no file names would stay in the store
+            self._owner.save(self._suffix, upload.token)
+        if records:
+            self.watch.begin("check the parts sent before", job.size, 0)
+
+        def exists(part: CopyPart) -> bool:
+            self.watch.advance(part.size)
+            return all(
+                upload.has_part(start // job.block_bytes + 1, (start, stop), digest, tag)
+                for start, stop, digest, tag in records[part.name]["blocks"]
+            )
+
+        return {part.name: records[part.name] for part in self.parts if part.name in records and exists(part)}
 
     def _run(
         self,
@@ -212,50 +386,56 @@ class PartedCopy:
         parts: Sequence[CopyPart],
         workers: Workers,
         folder: JobFolder | None = None,
-    ) -> Mapping[str, Values]:
-        remote = any(location.local_path is None for location in (self.job.bin, self.job.source.prefix))
+    ) -> dict[str, Values]:
+        remote = any(location.local_path is None for location in (self.job.target, self.job.source.prefix))
         return make_parts(make, parts, workers, folder, advance=self.watch.advance, remote_data=remote)
 
-    def join(self, before_publish: Callable[[], object]) -> CopyCounts:
-        """Publish the `.bin`, and compare it with the source as `checksum` of the job says; return the counts.
-
-        Args:
-            before_publish: called right before it appears.
+    def publish(self) -> CopyCounts:
+        """Make the object appear, and compare it with the source as `checksum` of the job says; return the counts.
 
         Raises:
             CorruptCopyError: it differed, and was removed; or a piece has changed, and its record was removed.
         """
+        job = self.job
+        if (upload := self._upload) is not None:
+            if upload.staged is not None:
+                self._check_copy(Location(upload.staged), upload.abandon)
+            self._before_publish()
+            blocks = (block for record in self._records.values() for block in record["blocks"])
+            upload.publish({start // job.block_bytes + 1: tag for start, _, _, tag in blocks})
+            self._upload = None
+        elif job.form == "pieces":
+            self._join()
+        if upload is None or upload.staged is None:
+            self._check_copy(job.target, functools.partial(delete_object, job.target))
+        return self.counts
+
+    def _join(self) -> None:
+        """Publish the object as its pieces, one after the other."""
         job, codec = self.job, codec_named(self.job.codec)
         readers = OPENS.map(self._open_piece, self.parts)
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers if reader.size]
         if codec.joining is not None:
             plain = OPENS.map(lambda reader: codec.open(reader, b""), readers)
-            end = InMemory(job.bin.uri, codec.joining.end(plain))
+            end = InMemory(job.target.uri, codec.joining.end(plain))
             ranges = zip(readers, map(codec.joining.pieces, plain), strict=True)
             pieces = [SourcePiece(reader, *where) for reader, wheres in ranges for where in wheres]
             pieces.append(SourcePiece(end, 0, end.size))
-        self._publish(job.bin, pieces, before_publish)
-        try:
-            self._read_back()
-        except (CorruptCopyError, FormatError) as error:
-            delete_object(job.bin)
-            if isinstance(error, FormatError):  # of its seek table
-                raise CorruptCopyError(f"{error}; removed, run it again") from error
-            raise
-        return self.counts
+        self._join_pieces(job.target, pieces, self._before_publish)
 
     def write_sums(self, before_publish: Callable[[], object]) -> None:
-        """Publish the `.bin.xxh3`; `before_publish` as in `join`."""
-        location = self.job.bin + SUMS
+        """Publish the `.bin.xxh3`; `before_publish` is called right before it appears."""
+        location = self.job.target + SUMS
         readers: list[RangeReader] = [InMemory(location.uri, format_sums_header(self.job.size))]
         readers += OPENS.map(lambda part: open_stored(part.sums), self.parts)
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers if reader.size]
-        self._publish(location, pieces, before_publish)
+        self._join_pieces(location, pieces, before_publish)
 
-    def remove(self) -> None:
-        """Remove the folder, if it is of this copy."""
+    def remove(self, others: Sequence[PartedCopy]) -> None:
+        """Remove the folder, if it is of this copy, and the records of other copies in it."""
         if self.folder.is_claimed():
-            self.folder.remove(self.parts, [file for part in self.parts for file in (part.piece, part.sums)])
+            files = [file for part in self.parts for file in (part.piece, part.sums) if file != self.job.target]
+            self.folder.remove([part for copy in (self, *others) for part in copy.parts], files)
 
     def _open_piece(self, part: CopyPart) -> RangeReader:
         """Open a piece whose identity or content is that in its record; else remove the record and raise an error."""
@@ -270,7 +450,7 @@ class PartedCopy:
         delete_object(self.folder.file(part))
         raise CorruptCopyError(f"{part.piece}: lost or damaged, its record was removed; give the same command again")
 
-    def _publish(self, location: Location, pieces: list[SourcePiece], before_publish: Callable[[], object]) -> None:
+    def _join_pieces(self, location: Location, pieces: list[SourcePiece], before_publish: Callable[[], object]) -> None:
         join = open_join(location, pieces, location.options)
         try:
             self.watch.begin(f"join {location}", sum(piece.num_bytes for piece in pieces), 0)
@@ -279,13 +459,42 @@ class PartedCopy:
         finally:
             join.abandon()
 
-    def _read_back(self) -> None:
-        job = self.job
-        version = json.dumps(object_identity(job.bin))
-        if (size := _open_joined(job.bin, job.codec, version).size) != job.size:
-            raise CorruptCopyError(f"{job.bin}: {size} bytes arrived, needed {job.size}; removed, run it again")
-        if job.checksum and job.bin.local_path is None:
-            self.watch.begin(f"verify {job.bin}", job.size, 0)
-            digests = {name: record["digest"] for name, record in self._records.items()}
-            parts = [replace(part, digest=digests[part.name], version=version) for part in self.parts]
-            self._run(read_back, parts, replace(self.workers, shard=None))
+    def _check_copy(self, location: Location, remove: Callable[[], object]) -> None:
+        """Compare the copy with the source; remove a wrong one, and the record of its wrong part."""
+        target = self.job.target
+        try:
+            if (wrong := self._find_wrong(location, checksum=self.job.checksum)) is not None:
+                start, stop = wrong
+                part = next(part for part in self.parts if part.start <= start < part.stop)
+                delete_object(self.folder.file(part))
+                raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
+        except CorruptCopyError:
+            remove()
+            raise
+
+    def _find_wrong(self, location: Location, *, checksum: bool) -> Range | None:
+        """Return the first range whose bytes differ, if `checksum` is set.
+
+        Raises:
+            CorruptCopyError: the copy has another size, or cannot be read.
+        """
+        job, workers = self.job, self.workers
+        try:
+            version = json.dumps(object_identity(location))
+            if checksum and workers is None:
+                self.watch.begin(f"verify {job.target}", job.size, 0)
+            open_copy = _open_joined if workers is not None else _open_joined.__wrapped__
+            reader = open_copy(location, job.codec, version)
+            if (size := reader.size) != job.size:
+                raise CorruptCopyError(f"{job.target}: {size} bytes arrived, needed {job.size}; removed, run it again")
+            if not checksum:
+                return None
+            if workers is None:
+                blocks = [block for part in self.parts for block in part.blocks_of(self._records[part.name])]
+                return find_difference(reader, blocks, self.watch.advance)
+            self.watch.begin(f"verify {job.target}", job.size, 0)
+            parts = [replace(part, blocks=part.blocks_of(self._records[part.name])) for part in self.parts]
+            found = self._run(functools.partial(read_back, version), parts, replace(workers, shard=None))
+            return next((result["wrong"] for result in found.values() if result["wrong"]), None)
+        except FormatError as error:  # of its seek table
+            raise CorruptCopyError(f"{error}; removed, run it again") from error

@@ -25,10 +25,15 @@ LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
 """Least and most bytes of a part, but for the last; number of parts between them."""
 
 
-def plan_ranges(size: int) -> list[Range]:
-    """Return the ranges of the parts of `size` bytes; an empty one if there are none, so that each job has a part."""
-    part_bytes = min(max(size // NUM_PARTS, LEAST_BYTES), MOST_BYTES) // SEGMENT_BYTES * SEGMENT_BYTES
-    return cut((0, size), part_bytes) or [(0, 0)]
+def plan_ranges(size: int, block_bytes: int = 0) -> list[Range]:
+    """Return the ranges of the parts of `size` bytes; an empty one if there are none, so that each job has a part.
+
+    Args:
+        block_bytes: parts begin at multiples of it; 0: of the bytes of a segment.
+    """
+    block_bytes = block_bytes or SEGMENT_BYTES
+    part_bytes = min(max(size // NUM_PARTS, LEAST_BYTES), MOST_BYTES)
+    return cut((0, size), max(part_bytes // block_bytes, 1) * block_bytes) or [(0, 0)]
 
 
 @dataclass(frozen=True)

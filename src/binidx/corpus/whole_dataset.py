@@ -297,21 +297,18 @@ class DatasetTarget:
         """Return the bytes of `.bin` and `.idx` together."""
         return sum(int(object_identity(file)["size"]) for file in (self.bin, self.idx))
 
-    def check_free(self, published: dict[str, Any] | None = None, *, resumed: bool = False) -> None:
+    def check_free(self, *, resumed: bool = False) -> None:
         """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
 
         Args:
-            published: identity of the `.bin` that an earlier run, of any source, has verified; None if there is none.
-            resumed: whether an earlier run of the same source exists.
+            resumed: whether an earlier run was broken off.
 
         Raises:
             ObjectExistsError: something else exists.
         """
         suffixes = self._find_objects()
-        is_bin = len(suffixes) == 1 and suffixes[0] in bin_suffixes()
-        if not suffixes or (is_bin and (resumed or object_identity(self.file(suffixes[0])) == published)):
-            return
-        raise ObjectExistsError(self.refusal)
+        if suffixes and not (resumed and suffixes[1:] == [] and suffixes[0] in bin_suffixes()):
+            raise ObjectExistsError(self.refusal)
 
     @property
     def is_complete(self) -> bool:

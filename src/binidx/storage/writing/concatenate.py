@@ -36,7 +36,7 @@ from binidx.storage.stores.local import staging_path
 from binidx.storage.stores.registry import scheme_of, store_class
 from binidx.storage.threads import READS
 from binidx.storage.writing.compare import compare_object
-from binidx.storage.writing.multipart import PartUpload
+from binidx.storage.writing.multipart import PartUpload, takes_parts
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
 
@@ -170,6 +170,20 @@ def open_join(
                 return _Composed(store, uri, pieces)
         create = functools.partial(create_object, location)
         return _Streamed(create, pieces, "copy_file_range" if same and local else "stream", codec)
+
+
+def choose_form(location: Location, size: int, codec: str, num_pieces: int) -> str:
+    """Return the form in which one process can write an object that is continued after an interruption.
+
+    Returns:
+        "slices": parts of one upload; "pieces": objects that the store, or the kernel, concatenates; "whole": neither,
+        or a single piece.
+    """
+    if codec == "raw" and takes_parts(location, size):
+        return "slices"
+    joins = location.local_path is not None or isinstance(location.store, (MultipartStore, ComposingStore))
+    joins = joins and (codec == "raw" or codec_named(codec).joining is not None)
+    return "pieces" if joins and num_pieces > 1 else "whole"
 
 
 class _CopiedParts:

@@ -15,7 +15,6 @@ continues it. Uploads of living processes, whose pid is logged, and of other nod
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -47,20 +46,9 @@ BUFFER_CHUNK_BYTES = 1 << 20
 Result = TypeVar("Result")
 
 
-XXH3 = "xxh3-"
-"""Beginning of a digest; those of version 0.1.0 have none and are 128 bits of BLAKE2b."""
-
-
 def part_digest(data: Bytes) -> str:
     """Return the digest of a part: 128 bits of XXH3, about 20 GB/s. BLAKE2b took most of the CPU time of a copy."""
-    return XXH3 + xxhash.xxh3_128_hexdigest(data)
-
-
-def matches_digest(data: Bytes, digest: str) -> bool:
-    """Return whether a part has a digest, of this version or of 0.1.0."""
-    if digest.startswith(XXH3):
-        return part_digest(data) == digest
-    return hashlib.blake2b(data, digest_size=16).hexdigest() == digest
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def cut_views(data: Bytes) -> list[memoryview]:
@@ -186,7 +174,7 @@ class LocalParts:
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         start, stop = where
-        return matches_digest(os.pread(self._file.fileno(), stop - start, start), digest)
+        return part_digest(os.pread(self._file.fileno(), stop - start, start)) == digest
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
@@ -232,7 +220,12 @@ def open_parts(location: Location, size: int, token: str = "") -> MultipartWrite
     """
     if (path := location.local_path) is not None:
         return LocalParts(path, size, token)
-    return PartUpload(location, token) if size and isinstance(location.store, MultipartStore) else None
+    return PartUpload(location, token) if takes_parts(location, size) else None
+
+
+def takes_parts(location: Location, size: int) -> bool:
+    """Return whether an object of `size` bytes can be written in parts: see `open_parts`."""
+    return location.local_path is not None or (size > 0 and isinstance(location.store, MultipartStore))
 
 
 def remove_partial_files(location: Location) -> None:

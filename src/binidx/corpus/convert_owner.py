@@ -1,0 +1,101 @@
+"""Owner of a target: TARGET.convert.json, the file of the call that copies to it in its own process.
+
+    {"binidx_convert": 3, "owner": random name of that call, "objects": {"bin" or "idx": {"token": of its upload}}}
+
+The call writes its name first, and checks it before it records or publishes something: a call that finds another name,
+or no file, stops, as a later one has replaced it. On disks the lock TARGET.convert.lock refuses the later call instead.
+The file goes when the dataset is complete. What was copied is in the records of the parts, see `convert_parts`.
+
+Earlier versions kept a journal under this name, version 2. A journal is replaced, its uploads are removed, and the copy
+begins again; those versions do the same with this file. So of two such calls at one time the earlier one stops.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, field
+
+from binidx.corpus.whole_dataset import object_suffixes
+from binidx.errors import FormatError, ObjectChangedError
+from binidx.json_models import JsonFile
+from binidx.storage.location import Location
+from binidx.storage.requests.remote_object import read_small
+from binidx.storage.requests.retries import retried
+from binidx.storage.writing.multipart import discard_parts, remove_partial_files
+from binidx.storage.writing.publish import delete_object, write_object
+
+
+@dataclass(frozen=True)
+class BegunObject:
+    """An object of the target that is being written; `token` continues its upload, see `open_parts`."""
+
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class OwnerFields:
+    """Fields of TARGET.convert.json besides its version."""
+
+    owner: str = ""
+    objects: dict[str, BegunObject] = field(default_factory=dict)
+
+
+OWNER_FILE = JsonFile(OwnerFields, open=True)
+
+
+class ConvertOwner:
+    """Ownership of a target by this call.
+
+    Args:
+        target: prefix of the target.
+    """
+
+    def __init__(self, target: Location) -> None:
+        self.file, self._target, self._name = target + ".convert.json", target, uuid.uuid4().hex
+        self._objects = dict[str, BegunObject]()
+
+    def read(self) -> OwnerFields | None:
+        """Return the content of the file; None if there is none. A malformed file has no owner and no objects."""
+        try:
+            # One request: another call may replace the file between two.
+            data = retried(self.file, lambda: read_small(self.file))
+            return None if data is None else OWNER_FILE.decode(data, self.file.uri)
+        except FormatError:
+            return OwnerFields()
+
+    def take(self, earlier: OwnerFields | None) -> None:
+        """Become the owner, and continue the uploads of an earlier call for the same copy, if there is one."""
+        self._objects = {} if earlier is None else earlier.objects
+        self._write()
+
+    def discard(self, earlier: OwnerFields) -> None:
+        """Remove the file and the uploads of an earlier call for another copy."""
+        for suffix in filter(earlier.objects.__contains__, object_suffixes()):
+            discard_parts(self._target + f".{suffix}", earlier.objects[suffix].token)
+        self.remove()
+
+    def token(self, suffix: str) -> str:
+        """Return the token of an object's upload; "" if there is none."""
+        return self._objects.get(suffix, BegunObject()).token
+
+    def save(self, suffix: str, token: str) -> None:
+        """Keep the token of an object's upload; raises as `check`."""
+        self.check()
+        self._objects[suffix] = BegunObject(token)
+        self._write()
+
+    def check(self) -> None:
+        """Raise ObjectChangedError if another call has become the owner."""
+        if (found := self.read()) is None or found.owner != self._name:
+            raise ObjectChangedError(f"{self.file}: written by another convert to this target; this one stops")
+
+    def remove(self) -> None:
+        """Remove the file, and the partial files of a local target."""
+        delete_object(self.file)
+        for suffix in object_suffixes():
+            remove_partial_files(self._target + f".{suffix}")
+
+    def _write(self) -> None:
+        fields = {"binidx_convert": 3, **asdict(OwnerFields(self._name, self._objects))}
+        write_object(self.file, [json.dumps(fields).encode()])
