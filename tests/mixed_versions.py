@@ -84,6 +84,7 @@ KINDS: dict[str, tuple[str, set[str]]] = {
     "preprocess: records": (r".+/(text|shards)/.+-parts/\w+\.json", WORK),
     "preprocess: parts": (r".+/(text|shards)/.+-parts/.+", WORK),
     "convert: journals": (r"node/copied/.+\.convert\.json", WORK),
+    "convert: records": (r"node/copied/.+-parts/.+", WORK),
     "convert: partial files": (r"node/copied/.+\.partial", WORK),
     "convert: locks": (r"node/.+\.convert\.lock", WORK),
     "convert in parts": (r"node/parts/.+-parts/.+", WORK),
@@ -102,10 +103,7 @@ UNFINISHED = ("preprocess", "convert", "verify", "grep")
 """Kinds of which the next version should leave nothing."""
 
 Known = dict[str, Any] | str
-KNOWN: dict[tuple[str, str, str], Known] = {
-    # Digests of parts were BLAKE2b, and are XXH3: it copies the parts of later versions again.
-    **{("convert_on", later, FIRST): {"parts_kept": 0} for later in (SECOND, HEAD)},
-}
+KNOWN: dict[tuple[str, str, str], Known] = {}
 """What is not as HEAD alone would do it, by step, version that began and version that goes on: fields of the result; or
 the pattern of an error, which refuses to go on and names the remedy: the version that began goes on, with the right
 result. Each must occur."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 from pathlib import Path
@@ -260,6 +261,28 @@ def test_a_copy_begun_by_one_process_is_finished_by_workers(tmp_path: Path) -> N
     assert Path(f"{target}.convert.json").exists()
     convert_dataset(source, target, workers=HERE)
     assert names_beside(str(target)) == ["en.bin", "en.idx"]
+
+
+@pytest.mark.parametrize("way", [StorageFormat("raw", checksums=True), StorageFormat("zstd")], ids=str)
+def test_a_copy_begun_by_workers_is_finished_by_one_process(way: StorageFormat, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES + 4242), tmp_path / "copy" / "en"
+    convert_dataset(source, target, way=way, workers=Workers(shard=Shard(0, 2)))
+    done = convert_dataset(source, target, way=way)
+    assert done.parts_kept == 2
+    convert_dataset(source, tmp_path / "one" / "en", way=way)
+    assert objects(target) == objects(tmp_path / "one" / "en")
+
+
+def test_records_of_an_earlier_version_have_one_digest_for_a_part(s3: Bucket, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 3 * SEGMENT_BYTES), f"{s3.fresh()}/en"
+    convert_dataset(source, target, workers=Workers(shard=Shard(0, 2)))
+    for name, data in objects(target).items():
+        if name.endswith(".json") and not name.endswith("job.json"):
+            record = json.loads(data)
+            assert record["result"].pop("blocks")
+            write_object(Location(target + name), [json.dumps(record).encode()])
+    assert convert_dataset(source, target, workers=HERE).parts_kept == 2
+    assert objects(target)[".bin"] == Path(f"{source}.bin").read_bytes()
 
 
 def test_sidecars_come_along(tmp_path: Path) -> None:

@@ -183,16 +183,27 @@ class Steps:
         return {"parts_kept": kept, "content": self.verified(prefix), "files": stored(prefix)}
 
     def step_convert_killed(self) -> Any:
+        import inspect
+
         from binidx.corpus.convert import convert_dataset
 
-        journal = Path(f"{self.node}/copied/{self.turn}.convert.json")
-        kill_when(lambda: journal.exists() and journal.read_text().count('": ["') >= 3)
-        convert_dataset(self.prefixes[2], f"{self.node}/copied/{self.turn}", part_bytes=200, save_seconds=0)
+        target = f"{self.node}/copied/{self.turn}"
+        journal, records = Path(f"{target}.convert.json"), Path(f"{target}-parts")
+
+        def has_copied() -> bool:
+            """Whether there is a record, or a version with a journal has copied three parts."""
+            return any(map(is_record, records.glob("*.json"))) or (
+                journal.exists() and journal.read_text().count('": ["') >= 3
+            )
+
+        kill_when(has_copied)
+        journaled = {"save_seconds": 0} if "save_seconds" in inspect.signature(convert_dataset).parameters else {}
+        convert_dataset(self.prefixes[2], target, part_bytes=200, **journaled)
 
     def step_convert_on(self) -> Any:
         target = f"{self.node}/copied/{self.turn - 1}"
-        kept = self.convert(self.prefixes[2], target)["parts_kept"]
-        return {"parts_kept": kept, "files": stored(target)}
+        self.convert(self.prefixes[2], target)
+        return stored(target)
 
     def step_parts_killed(self) -> Any:
         kill_when(lambda: any(is_record(path) for path in Path(f"{self.node}/parts/{self.turn}-parts").glob("*.json")))

@@ -279,6 +279,25 @@ def test_what_arrived_wrong_is_removed(place: str, tmp_path: Path, damage: Any) 
     assert pair(tmp_path / "back") == pair(source)
 
 
+@pytest.mark.parametrize("event", ["compress", "part", "join"])
+def test_a_dataset_stays_until_the_compressed_one_that_replaces_it_is_ready(
+    place: str, tmp_path: Path, event: str
+) -> None:
+    source, old = text_like(tmp_path / "en"), build(tmp_path / "old", 600)
+    convert_dataset(old, place)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    # In memory there are no pieces: its last block comes right before the object.
+    watch = AtEvent("part" if event == "join" and place.startswith("memory") else event, stop)
+    with pytest.raises(KeyboardInterrupt):
+        convert_dataset(source, place, way=COMPRESSED, overwrite=True, part_bytes=PART, watch=watch)
+    assert pair(place) == pair(old)
+    convert_dataset(source, place, way=COMPRESSED, overwrite=True, part_bytes=PART)
+    assert names_beside(place) == ["en.bin.zst", "en.idx"]
+
+
 def test_a_source_that_changes_while_it_is_compressed_is_an_error(tmp_path: Path) -> None:
     source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
 

@@ -341,7 +341,8 @@ class PartedCopy:
         else:
             self.watch.begin(f"{self.job.verb} {self.job.target}", total, total - left)
             self._records = known
-            copies = copy_parts(missing, self._reader, self._upload, self._before_publish, self.watch.advance)
+            before_publish = self._before_publish if self.job.form == "whole" else None
+            copies = copy_parts(missing, self._reader, self._upload, before_publish, self.watch.advance)
             with contextlib.closing(copies):
                 for part, record in copies:
                     if self._owner is not None:
