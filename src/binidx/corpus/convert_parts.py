@@ -100,11 +100,6 @@ class CopyJob:
         return {"job": "convert", "source": self.source.identity, **{name: getattr(self, name) for name in names}}
 
     @property
-    def verb(self) -> str:
-        """Name of the work, for progress."""
-        return ("copy" if self.codec == "raw" else "compress") if self.tokens else "checksums of"
-
-    @property
     def ranges(self) -> list[Range]:
         """Ranges of the parts."""
         if self.form == "whole" or (self.codec != "raw" and codec_named(self.codec).joining is None):
@@ -169,15 +164,14 @@ def copy_parts(
         before_publish: called right before the object of a whole copy appears.
         advance: called with the bytes of each block.
     """
-    blocks = [(part, block) for part in parts for block in cut((part.start, part.stop), part.job.block_bytes)]
-    blocks += [(part, (part.start, part.stop)) for part in parts if not part.size]
-    keeps = upload is None or (parts and parts[0].job.sums)
+    wheres = [(part, (part.start, part.stop)) for part in parts]
+    blocks = [(part, block) for part, where in wheres for block in cut(where, part.job.block_bytes) or [where]]
 
     def copy(planned: tuple[CopyPart, Range]) -> tuple[memoryview, Block]:
         part, where = planned
         [data] = reader.read([where])
         tag = "" if upload is None else upload.write(where[0] // part.job.block_bytes + 1, where, data)
-        return data if keeps else data[:0], (*where, xxhash.xxh3_128_hexdigest(data), tag)
+        return data, (*where, xxhash.xxh3_128_hexdigest(data), tag)
 
     with contextlib.closing(map_blocks(copy, blocks, parts[0].job.block_bytes if parts else 1)) as copied:
         copies = zip(blocks, copied, strict=True)
@@ -266,6 +260,7 @@ def read_back(version: str, part: CopyPart) -> Values:
     return {"wrong": find_difference(reader, part.blocks, lambda size: None)}
 
 
+@dataclass
 class PartedCopy:
     """Copy of an object, and the folder of its parts.
 
@@ -281,22 +276,19 @@ class PartedCopy:
         counts: parts that this call made, parts that existed, and bytes of the made ones.
     """
 
-    def __init__(
-        self,
-        job: CopyJob,
-        watch: ProgressWatcher,
-        before_publish: Callable[[], object],
-        reader: RangeReader,
-        workers: Workers | None,
-        owner: ConvertOwner | None,
-    ) -> None:
-        self.job, self.workers, self.watch, self.counts = job, workers, watch, CopyCounts()
-        self.parts = [CopyPart(job, *where) for where in job.ranges]
-        self.folder = JobFolder(job.folder, job.identity)
-        self._before_publish, self._reader, self._owner = before_publish, reader, owner
-        self._suffix = job.file or f"bin{suffix_of(job.codec)}"
+    job: CopyJob
+    watch: ProgressWatcher
+    before_publish: Callable[[], object]
+    reader: RangeReader
+    workers: Workers | None
+    owner: ConvertOwner | None
+
+    def __post_init__(self) -> None:
+        self.parts = [CopyPart(self.job, *where) for where in self.job.ranges]
+        self.folder = JobFolder(self.job.folder, self.job.identity)
+        self._suffix = self.job.file or f"bin{suffix_of(self.job.codec)}"
         self._upload: MultipartWriter | None = None
-        self._records = dict[str, Values]()
+        self._records, self.counts = dict[str, Values](), CopyCounts()
 
     def copy(self) -> CopyCounts:
         """Copy the object by this process: `make`, then `publish`. Return the counts.
@@ -312,16 +304,16 @@ class PartedCopy:
             self.make()
             return self.publish()
         except BinidxError:  # of an upload that a later owner has removed
-            if self._owner is not None:
-                self._owner.check()
+            if self.owner is not None:
+                self.owner.check()
             raise
         finally:
             if self._upload is not None:
-                self._upload.pause() if self._owner is not None else self._upload.abandon()
+                self._upload.pause() if self.owner is not None else self._upload.abandon()
 
     def _has_appeared(self) -> bool:
         """Return whether an earlier call was killed after it had published the upload: the object has the content."""
-        if self.job.form != "slices" or self._owner is None or not object_exists(self.job.target):
+        if self.job.form != "slices" or self.owner is None or not object_exists(self.job.target):
             return False
         self._records = read_results(self.folder, self.parts)
         with contextlib.suppress(CorruptCopyError):
@@ -339,14 +331,15 @@ class PartedCopy:
             self.watch.begin(f"copy {self.job.target}", total, 0)
             self._records = self._run(copy_part, self.parts, self.workers, self.folder)
         else:
-            self.watch.begin(f"{self.job.verb} {self.job.target}", total, total - left)
+            verb = "checksums of" if not self.job.tokens else "copy" if self.job.codec == "raw" else "compress"
+            self.watch.begin(f"{verb} {self.job.target}", total, total - left)
             self._records = known
-            before_publish = self._before_publish if self.job.form == "whole" else None
-            copies = copy_parts(missing, self._reader, self._upload, before_publish, self.watch.advance)
+            before_publish = self.before_publish if self.job.form == "whole" else None
+            copies = copy_parts(missing, self.reader, self._upload, before_publish, self.watch.advance)
             with contextlib.closing(copies):
                 for part, record in copies:
-                    if self._owner is not None:
-                        self._owner.check()
+                    if self.owner is not None:
+                        self.owner.check()
                         self.folder.write(part, record)
                     self._records[part.name] = record
         made = [self._records[part.name] for part in missing]
@@ -357,18 +350,18 @@ class PartedCopy:
     def _find_parts(self) -> dict[str, Values]:
         """Return the records of the parts that exist; open the upload of slices."""
         job, records = self.job, dict[str, Values]()
-        if self.workers is not None or self._owner is not None:
+        if self.workers is not None or self.owner is not None:
             records = read_results(self.folder, self.parts)
         if job.form == "whole" and records:
             now = object_identity(job.target) if object_exists(job.target) else {}
             return {name: record for name, record in records.items() if same_identity(record["piece"], now)}
         if job.form != "slices":
             return records
-        token = "" if self._owner is None else self._owner.token(self._suffix)
+        token = "" if self.owner is None else self.owner.token(self._suffix)
         self._upload = upload = open_parts(job.target, job.size, token)
         assert upload is not None
-        if self._owner is not None:  # first of all: an upload that no file names would stay in the store
-            self._owner.save(self._suffix, upload.token)
+        if self.owner is not None:  # first of all: an upload that no file names would stay in the store
+            self.owner.save(self._suffix, upload.token)
         if records:
             self.watch.begin("check the parts sent before", job.size, 0)
 
@@ -401,7 +394,7 @@ class PartedCopy:
         if (upload := self._upload) is not None:
             if upload.staged is not None:
                 self._check_copy(Location(upload.staged), upload.abandon)
-            self._before_publish()
+            self.before_publish()
             blocks = (block for record in self._records.values() for block in record["blocks"])
             upload.publish({start // job.block_bytes + 1: tag for start, _, _, tag in blocks})
             self._upload = None
@@ -422,7 +415,7 @@ class PartedCopy:
             ranges = zip(readers, map(codec.joining.pieces, plain), strict=True)
             pieces = [SourcePiece(reader, *where) for reader, wheres in ranges for where in wheres]
             pieces.append(SourcePiece(end, 0, end.size))
-        self._join_pieces(job.target, pieces, self._before_publish)
+        self._join_pieces(job.target, pieces, self.before_publish)
 
     def write_sums(self, before_publish: Callable[[], object]) -> None:
         """Publish the `.bin.xxh3`; `before_publish` is called right before it appears."""
