@@ -263,19 +263,20 @@ class _Convert:
             ObjectExistsError: something stands at the target, or the folder has parts of another copy by workers.
         """
         earlier, folder = self.owner.read(), self.tokens.folder
-        resumed = folder.is_claimed()
+        claimed = read_small(folder.job_file)
+        resumed, is_other = claimed == folder.content, claimed not in (None, folder.content)
         if not self.overwrite and not self.in_place:
             self.target.check_free(resumed=resumed or earlier is not None)
         # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
-        begins = not resumed and (earlier is not None or b'"form"' in (read_small(folder.job_file) or b""))
-        if not begins:
+        is_left = is_other and (earlier is not None or b'"form"' in (claimed or b""))
+        if not resumed and not is_left:
             folder.claim()
         if earlier is not None and not resumed:
             self.watch.say(f"{self.owner.file}: of another source, or the source has changed; beginning again")
             self.owner.discard(earlier)
         if alone:
             self.owner.take(earlier if resumed else None)
-        if begins:
+        if is_left:
             remove_all(folder.location)
             folder.claim()
 

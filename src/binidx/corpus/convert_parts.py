@@ -428,8 +428,9 @@ class PartedCopy:
     def remove(self, others: Sequence[PartedCopy]) -> None:
         """Remove the folder, if it is of this copy, and the records of other copies in it."""
         if self.folder.is_claimed():
-            files = [file for part in self.parts for file in (part.piece, part.sums) if file != self.job.target]
-            self.folder.remove([part for copy in (self, *others) for part in copy.parts], files)
+            pieces = [part.piece for part in self.parts if self.job.form == "pieces"]
+            sums = [part.sums for part in self.parts if self.job.sums]
+            self.folder.remove([part for copy in (self, *others) for part in copy.parts], [*pieces, *sums])
 
     def _open_piece(self, part: CopyPart) -> RangeReader:
         """Open a piece whose identity or content is that in its record; else remove the record and raise an error."""

@@ -72,7 +72,7 @@ class CopyCounts:
 
 def plan_blocks(size: int, block_bytes: int = PART_BYTES) -> int:
     """Return the bytes of a block of an object: whole segments, and no more blocks than an upload has parts."""
-    return -(-max(block_bytes, -(-size // MAX_PARTS)) // SEGMENT_BYTES) * SEGMENT_BYTES
+    return -(-max(block_bytes, 1, -(-size // MAX_PARTS)) // SEGMENT_BYTES) * SEGMENT_BYTES
 
 
 def map_blocks(
