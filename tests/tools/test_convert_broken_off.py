@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.corpus import token_parts
-from binidx.corpus.convert import convert_dataset
+from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.codecs.segments import SEGMENT_BYTES
@@ -74,6 +74,22 @@ def test_killed_in_a_bucket_it_keeps_the_parts_that_are_there(s3: Bucket, tmp_pa
     assert pair(target) == pair(source)
     assert names_beside(target) == ["en.bin", "en.idx"]
     assert unfinished_uploads(target) == []
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_after_a_break_on_gcs_nothing_is_sent_twice(gs: str, tmp_path: Path, codec: str) -> None:
+    source, target = build(tmp_path / "en", 5 * TOKENS - 77), f"{gs}/{uuid.uuid4().hex}/en"
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_dataset(source, target, way=StorageFormat(codec), watch=AtEvent("verify", stop))
+    done = convert_dataset(source, target, way=StorageFormat(codec))
+    assert done.parts_kept == (5 if codec == "raw" else 1)
+    convert_dataset(target, tmp_path / "back", way=StorageFormat("raw"))
+    assert pair(tmp_path / "back") == pair(source)
+    assert names_beside(target) == ["en.bin.zst" if codec == "zstd" else "en.bin", "en.idx"]
 
 
 def test_killed_after_publishing_it_sends_nothing_twice(s3: Bucket, tmp_path: Path) -> None:

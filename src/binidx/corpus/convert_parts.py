@@ -7,7 +7,7 @@
     form      of                                    a part is                              the object appears by
     slices    plain bytes, on disks and S3          blocks of one upload, or of .partial   publishing the upload
     pieces    the same by workers; compressed;      an object                              joining inside the store
-              stores that compose
+              plain bytes on GCS
     whole     a single part; other stores           the object itself                      the part
 
     TARGET-parts/job.json               identity of the copy: the version of its source, and the form of the tokens

@@ -179,10 +179,13 @@ def choose_form(location: Location, size: int, codec: str, num_pieces: int) -> s
         "slices": parts of one upload; "pieces": objects that the store, or the kernel, concatenates; "whole": neither,
         or a single piece.
     """
-    if codec == "raw" and takes_parts(location, size):
+    in_parts = takes_parts(location, size)
+    if codec == "raw" and in_parts:
         return "slices"
-    joins = location.local_path is not None or isinstance(location.store, (MultipartStore, ComposingStore))
-    joins = joins and (codec == "raw" or codec_named(codec).joining is not None)
+    if codec == "raw":
+        joins = isinstance(location.store, ComposingStore)
+    else:  # ranges of the pieces, which no store composes
+        joins = in_parts and codec_named(codec).joining is not None
     return "pieces" if joins and num_pieces > 1 else "whole"
 
 

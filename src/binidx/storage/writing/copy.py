@@ -1,4 +1,4 @@
-"""What all copies share: progress, counts, and the comparison of two objects."""
+"""Progress, counts and blocks of copies, and the comparison of two objects."""
 
 from __future__ import annotations
 
