@@ -43,22 +43,19 @@ from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.convert_parts import CopyJob, PartedCopy
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import Workers, remove_folder
-from binidx.jobs.runner import ATTEMPTS
+from binidx.jobs.parts import Workers, finish_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
-from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import object_exists, read_small
-from binidx.storage.requests.retries import pause
 from binidx.storage.writing.concatenate import choose_form
 from binidx.storage.writing.copy import CopyCounts, ProgressWatcher, SilentWatcher, plan_blocks, same_content
-from binidx.storage.writing.publish import delete_object, write_object
+from binidx.storage.writing.publish import write_object
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
@@ -277,8 +274,7 @@ class _Convert:
         if alone:
             self.owner.take(earlier if resumed else None)
         if is_left:
-            remove_all(folder.location)
-            folder.claim()
+            folder.claim(overwrite=True)
 
     def _is_complete(self, *, finishing: bool = False) -> bool:
         """Return whether the target is the dataset in the chosen form, and has the chosen checksums.
@@ -304,18 +300,12 @@ class _Convert:
 
     def _finish_once(self) -> list[CopyCounts] | None:
         """Do `_finish` for workers; return None if another call has finished the dataset meanwhile."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return self._finish()
-            except BinidxError as error:
-                if self._is_complete(finishing=True):
-                    self._remove_work()
-                    return None
-                # The other call may have replaced the .bin while this one read it back.
-                if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
-                    raise
-                time.sleep(pause(attempt))
-        raise AssertionError
+        counts = list[CopyCounts]()
+        # An ObjectChangedError: the other call may have replaced the .bin while this one read it back.
+        if finish_once(lambda: counts.extend(self._finish()), lambda: self._is_complete(finishing=True)):
+            return counts
+        self._remove_work()
+        return None
 
     def _remove_work(self) -> None:
         """Remove the files of the work: those of the owner first, as a call that finds the folder removes it."""
@@ -396,14 +386,6 @@ class _Convert:
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds, missing)
-
-
-def remove_all(folder: Location) -> None:
-    """Remove all objects of a folder, `job.json` last."""
-    with contextlib.suppress(ObjectNotFoundError):
-        for uri in list_matches(folder):
-            delete_object(Location(uri, folder.options))
-    remove_folder(folder)
 
 
 def plan_samples(size: int) -> list[Range]:
