@@ -313,7 +313,8 @@ def test_a_dataset_instead_of_a_run_is_told_how_a_run_is_written(
             assert message.startswith(
                 f"binidx {name.split()[0]}: {uri}: not the file of a run (found a dataset, needs JSON"
             )
-            assert "binidx.Run(d.config, d.sizes, micro_batch_size).save('run.json')" in message
+            assert "--sequence-length" in message
+            assert "binidx.save_run(loader, 'run.json', global_batch_size=N)" in message
 
 
 def load_dataset_with_a_cache(prefix: str) -> None:

@@ -357,9 +357,9 @@ def read_run_file(file: Location) -> bytes:
         if not IndexedDataset.exists(file.uri, storage_options=file.options):
             raise
     raise ConfigError(
-        f"{file}: not the file of a run (found a dataset, needs JSON with config, sizes and batch size); write one in "
-        "Python: d = binidx.load_dataset(PREFIX, sequence_length, num_samples=N); "
-        "binidx.Run(d.config, d.sizes, micro_batch_size).save('run.json')"
+        f"{file}: not the file of a run (found a dataset, needs JSON with config, sizes and batch size); describe it "
+        "by --sequence-length, --world, --micro-batch-size and --global-batch-size, or write its file in Python: "
+        "binidx.save_run(loader, 'run.json', global_batch_size=N)"
     )
 
 
