@@ -143,6 +143,16 @@ def test_so_it_is_where_the_index_is_read_by_ranges(end: str, tmp_path: Path) ->
         _ = pickle.loads(data)[3]
 
 
+def test_modes_are_returned_if_they_are_asked_for_however_the_index_is_read(tmp_path: Path) -> None:
+    prefix = build_ours(tmp_path / "five", FIVE, np.uint16, multimodal=True)
+    for checked in (None, CheckedIndex(5, "", False, None)):
+        dataset = IndexedDataset(prefix, checked=checked)
+        assert dataset[3].tolist() == [15, 16, 17, 18]
+        assert dataset.get(3, offset=1).tolist() == [16, 17, 18]
+        tokens, mode = IndexedDataset(prefix, multimodal=True, checked=checked)[3]
+        assert (tokens.tolist(), int(mode)) == ([15, 16, 17, 18], 8)
+
+
 def test_another_mode_of_a_local_file_is_no_change_for_another_process(tmp_path: Path) -> None:
     """Neither before it is pickled nor after; what is written after that is one."""
     dataset = IndexedDataset(build_ours(tmp_path / "five", FIVE, np.uint16))

@@ -34,8 +34,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +42,10 @@ from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.convert_parts import CopyJob, PartedCopy
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import ConfigError, ObjectExistsError
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import Workers, finish_once
+from binidx.jobs.parts import IDENTITY_FILE, Workers, finish_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
@@ -208,7 +207,8 @@ class _Convert:
             if workers is None and lock.first:
                 lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
             if complete := self._is_complete():
-                if lock.first and not self.in_place:  # a call may have been killed right before it did
+                # A call of this copy may have been killed right before it did. Another owner's work stays.
+                if lock.first and not self.in_place and self.tokens.folder.is_claimed():
                     self._remove_work()
             elif workers is None and not lock.first:
                 holder = lock.message.decode() or "another process"
@@ -237,7 +237,7 @@ class _Convert:
             size, target, is_tokens = reader.size, place + f".{suffix}", "file" not in settings
             form = form or choose_form(target, size, codec, len(plan_ranges(size)))
             settings |= {"checksum": self.verify == "checksum", "form": form}
-            settings["block_bytes"] = part_bytes if form == "pieces" else plan_blocks(size, part_bytes)
+            settings["block_bytes"] = plan_blocks(size, part_bytes)
             job = CopyJob(pinned, target, place + "-parts", size, codec, **settings)
             check = self._replace_unfinished if is_tokens else self._check
             return PartedCopy(job, self.watch, check, reader, workers if is_tokens else None, owner)
@@ -265,14 +265,17 @@ class _Convert:
         if not self.overwrite and not self.in_place:
             self.target.check_free(resumed=resumed or earlier is not None)
         # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
-        is_left = is_other and (earlier is not None or b'"form"' in (claimed or b""))
+        other = read_identity(claimed) if is_other else {}
+        is_left = other.get("job") == "convert" and (earlier is not None or "form" in other)
         if not resumed and not is_left:
             folder.claim()
         if earlier is not None and not resumed:
-            self.watch.say(f"{self.owner.file}: of another source, or the source has changed; beginning again")
+            self.watch.say(f"{self.owner.file}: of another source or form, or the source has changed; beginning again")
             self.owner.discard(earlier)
         if alone:
             self.owner.take(earlier if resumed else None)
+        elif earlier is not None and not resumed:
+            self.owner.remove()
         if is_left:
             folder.claim(overwrite=True)
 
@@ -312,14 +315,23 @@ class _Convert:
         self.owner.remove()
         self.tokens.remove(self.others)
 
-    def _lock(self, *, wait: bool = False) -> AbstractContextManager[NodeLock]:
-        """Return the lock of a target on a disk."""
+    @contextlib.contextmanager
+    def _lock(self, *, wait: bool = False) -> Iterator[NodeLock]:
+        """Yield the lock of a target on a disk."""
         path = (self.target.prefix + ".convert.lock").local_path
         if path is not None:
             path = os.path.abspath(path)
             with contextlib.suppress(OSError):  # the first write reports it
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-        return acquire_node_lock(path, wait=wait)
+        with acquire_node_lock(path, wait=False) as lock:
+            if lock.first or not wait:
+                yield lock
+                return
+            self.watch.say(
+                f"{self.target.prefix}: {lock.message.decode() or 'another process'} converts to it; waiting"
+            )
+        with acquire_node_lock(path, wait=True) as lock:
+            yield lock
 
     def _complete_existing(self, workers: Workers | None, part_bytes: int) -> ConvertResult:
         """Write checksums beside the existing copy if they were chosen."""
@@ -386,6 +398,13 @@ class _Convert:
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds, missing)
+
+
+def read_identity(job_file: bytes | None) -> dict[str, Any]:
+    """Return the identity in the bytes of a job.json; an empty one if they are malformed."""
+    with contextlib.suppress(FormatError):
+        return IDENTITY_FILE.decode(job_file or b"", "")
+    return {}
 
 
 def plan_samples(size: int) -> list[Range]:

@@ -7,7 +7,8 @@ or no file, stops, as a later one has replaced it. On disks the lock TARGET.conv
 The file goes when the dataset is complete. What was copied is in the records of the parts, see `convert_parts`.
 
 Earlier versions kept a journal under this name, version 2. A journal is replaced, its uploads are removed, and the copy
-begins again; those versions do the same with this file. So of two such calls at one time the earlier one stops.
+begins again. Those versions replace this file by a journal, so this call stops at its next check; the upload that the
+file named stays until the bucket's rule for unfinished uploads removes it, and TARGET-parts/ until the next convert.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ from binidx.storage.writing.publish import delete_object, write_object
 
 @dataclass(frozen=True)
 class BegunObject:
-    """An object of the target that is being written; `token` continues its upload, see `open_parts`."""
+    """An object of the target that is being written.
+
+    Attributes:
+        token: continues its upload, see `open_parts`.
+        published: whether the upload was about to be published; what stood under its name before was removed then.
+    """
 
     token: str = ""
+    published: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,19 +77,18 @@ class ConvertOwner:
         self._write()
 
     def discard(self, earlier: OwnerFields) -> None:
-        """Remove the file and the uploads of an earlier call for another copy."""
+        """Remove the uploads of an earlier call for another copy. The file stays, so that a kill leaves an owner."""
         for suffix in filter(earlier.objects.__contains__, object_suffixes()):
             discard_parts(self._target + f".{suffix}", earlier.objects[suffix].token)
-        self.remove()
 
-    def token(self, suffix: str) -> str:
-        """Return the token of an object's upload; "" if there is none."""
-        return self._objects.get(suffix, BegunObject()).token
+    def begun(self, suffix: str) -> BegunObject:
+        """Return the state of an object."""
+        return self._objects.get(suffix, BegunObject())
 
-    def save(self, suffix: str, token: str) -> None:
-        """Keep the token of an object's upload; raises as `check`."""
+    def save(self, suffix: str, token: str, *, published: bool = False) -> None:
+        """Keep the state of an object; raises as `check`."""
         self.check()
-        self._objects[suffix] = BegunObject(token)
+        self._objects[suffix] = BegunObject(token, published)
         self._write()
 
     def check(self) -> None:

@@ -35,6 +35,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from binidx.corpus.block_digests import Advance, Block, find_difference, has_digest
 from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
@@ -44,19 +45,15 @@ from binidx.storage.adapters import InMemory
 from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import codec_named, open_object, open_stored, stream, suffix_of
+from binidx.storage.open import codec_named, open_object, open_stored, suffix_of
 from binidx.storage.ranges import cut
-from binidx.storage.requests.remote_object import object_exists, object_identity
+from binidx.storage.requests.remote_object import object_exists, object_identity, read_small
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece, open_join
 from binidx.storage.writing.copy import CopyCounts, CorruptCopyError, ProgressWatcher, map_blocks
-from binidx.storage.writing.multipart import MultipartWriter, open_parts
+from binidx.storage.writing.multipart import MultipartWriter, discard_parts, open_parts
 from binidx.storage.writing.publish import create_object, delete_object, write_object
-
-Advance = Callable[[int], object]
-Block = tuple[int, int, str, str]
-"""Start and stop of a block, its digest, and its tag in an upload."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,8 @@ class CopyJob:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """All settings that decide the content of the pieces and records."""
-        names = ["stored", "codec", "level", "tokens", "sums", "checksum"]
-        names += [] if self.form == "pieces" else ["form", "block_bytes"]
+        names = ["stored", "codec", "level", "tokens", "sums"]
+        names += ["checksum"] if self.form == "pieces" else ["form", "block_bytes"]  # as earlier versions name pieces
         names += ["file"] if self.file else []
         return {"job": "convert", "source": self.source.identity, **{name: getattr(self, name) for name in names}}
 
@@ -201,47 +198,21 @@ def _finish_part(
             if job.sums:
                 sums.feed(view)
             advance(block[1] - block[0])
+    record: Values = {"blocks": done} if job.tokens else {}
+    if has_object:
+        record |= {"digest": digest.hexdigest(), "piece": object_identity(part.piece)}
     if job.sums:
         sums.finish()
-        write_object(part.sums, [block.astype("<u8").tobytes() for block in checksums])
-    if not job.tokens:
-        return {}
-    if not has_object:
-        return {"blocks": done}
-    return {"digest": digest.hexdigest(), "blocks": done, "piece": object_identity(part.piece)}
+        data = b"".join(block.astype("<u8").tobytes() for block in checksums)
+        write_object(part.sums, [data])
+        record["sums"] = xxhash.xxh3_128_hexdigest(data)
+    return record
 
 
 def copy_part(part: CopyPart) -> Values:
     """Write a part in a worker; return its record."""
     [(_, record)] = copy_parts([part], part.job.source.reader(stored=part.job.stored))
     return record
-
-
-def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bool:
-    """Return whether a range of the plain bytes of an object has a digest, xxh3_128."""
-    found = xxhash.xxh3_128()
-    try:
-        reader = codec_named(codec).open(stored, b"")
-        for view in stream(reader, min(where[1], reader.size), start=where[0]):
-            check_stop()
-            found.update(view)
-    except FormatError:
-        return False
-    return found.hexdigest() == digest
-
-
-def find_difference(reader: RangeReader, blocks: Sequence[Block], advance: Advance) -> Range | None:
-    """Return the first block whose bytes differ from its digest; None if all are equal."""
-
-    def is_right(block: Block) -> bool:
-        return has_digest(reader, "raw", (block[0], block[1]), block[2])
-
-    with contextlib.closing(map_blocks(is_right, blocks, 1)) as answers:
-        for (start, stop, _, _), right in zip(blocks, answers, strict=True):
-            if not right:
-                return start, stop
-            advance(stop - start)
-    return None
 
 
 @functools.lru_cache(1)
@@ -313,11 +284,17 @@ class PartedCopy:
 
     def _has_appeared(self) -> bool:
         """Return whether an earlier call was killed after it had published the upload: the object has the content."""
-        if self.job.form != "slices" or self.owner is None or not object_exists(self.job.target):
+        if self.job.form != "slices" or self.owner is None or not self.owner.begun(self._suffix).published:
             return False
         self._records = read_results(self.folder, self.parts)
+        if len(self._records) != len(self.parts) or not object_exists(self.job.target):
+            return False
         with contextlib.suppress(CorruptCopyError):
-            return len(self._records) == len(self.parts) and self._find_wrong(self.job.target, checksum=True) is None
+            if self._find_wrong(self.job.target, checksum=True) is None:
+                discard_parts(
+                    self.job.target, self.owner.begun(self._suffix).token
+                )  # if equal bytes stood there before
+                return True
         return False
 
     def make(self) -> int:
@@ -357,11 +334,16 @@ class PartedCopy:
             return {name: record for name, record in records.items() if same_identity(record["piece"], now)}
         if job.form != "slices":
             return records
-        token = "" if self.owner is None else self.owner.token(self._suffix)
-        self._upload = upload = open_parts(job.target, job.size, token)
+        token = "" if self.owner is None else self.owner.begun(self._suffix).token
+        upload = open_parts(job.target, job.size, token)
         assert upload is not None
         if self.owner is not None:  # first of all: an upload that no file names would stay in the store
-            self.owner.save(self._suffix, upload.token)
+            try:
+                self.owner.save(self._suffix, upload.token)
+            except BaseException:
+                upload.pause() if upload.token == token else upload.abandon()
+                raise
+        self._upload = upload
         if records:
             self.watch.begin("check the parts sent before", job.size, 0)
 
@@ -395,6 +377,8 @@ class PartedCopy:
             if upload.staged is not None:
                 self._check_copy(Location(upload.staged), upload.abandon)
             self.before_publish()
+            if self.owner is not None:
+                self.owner.save(self._suffix, upload.token, published=True)
             blocks = (block for record in self._records.values() for block in record["blocks"])
             upload.publish({start // job.block_bytes + 1: tag for start, _, _, tag in blocks})
             self._upload = None
@@ -421,9 +405,21 @@ class PartedCopy:
         """Publish the `.bin.xxh3`; `before_publish` is called right before it appears."""
         location = self.job.target + SUMS
         readers: list[RangeReader] = [InMemory(location.uri, format_sums_header(self.job.size))]
-        readers += OPENS.map(lambda part: open_stored(part.sums), self.parts)
+        readers += OPENS.map(self._read_sums, self.parts)
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers if reader.size]
         self._join_pieces(location, pieces, before_publish)
+
+    def _read_sums(self, part: CopyPart) -> RangeReader:
+        """Return the checksums of a part as its record has them; else remove the record and raise an error."""
+        data, recorded = read_small(part.sums), self._records[part.name].get("sums")
+        if data is not None and recorded in (None, xxhash.xxh3_128_hexdigest(data)):  # earlier versions record none
+            return InMemory(part.sums.uri, data)
+        raise self._lose(part, part.sums)
+
+    def _lose(self, part: CopyPart, location: Location) -> CorruptCopyError:
+        """Remove the record of a part whose object is lost or damaged; return the error."""
+        delete_object(self.folder.file(part))
+        return CorruptCopyError(f"{location}: lost or damaged, its record was removed; give the same command again")
 
     def remove(self, others: Sequence[PartedCopy]) -> None:
         """Remove the folder, if it is of this copy, and the records of other copies in it."""
@@ -442,8 +438,7 @@ class PartedCopy:
                 reader, self.job.codec, (0, part.size), record["digest"]
             ):
                 return reader
-        delete_object(self.folder.file(part))
-        raise CorruptCopyError(f"{part.piece}: lost or damaged, its record was removed; give the same command again")
+        raise self._lose(part, part.piece)
 
     def _join_pieces(self, location: Location, pieces: list[SourcePiece], before_publish: Callable[[], object]) -> None:
         join = open_join(location, pieces, location.options)

@@ -449,13 +449,16 @@ class CheckedIndex:
     found: Found | None
 
 
-def open_index(reader: RangeReader, uri: str, checked: CheckedIndex | None = None) -> SequenceIndex:
+def open_index(
+    reader: RangeReader, uri: str, checked: CheckedIndex | None = None, *, multimodal: bool = True
+) -> SequenceIndex:
     """Return an `.idx` whose columns are read by ranges; only the header is checked.
 
     Args:
         reader: reader of the file.
         uri: name of the file, for errors.
         checked: facts about the file, if it was checked before; the number of tokens is then read with the header.
+        multimodal: whether modes are returned, if the file has them.
 
     Raises:
         FormatError: the header breaks a rule, or has another number of sequences than `checked`.
@@ -474,7 +477,7 @@ def open_index(reader: RangeReader, uri: str, checked: CheckedIndex | None = Non
     num_tokens = length + pointer // np.dtype(layout.dtype).itemsize if values else None
     arrays: Any = (RangedArray(reader, at, kind, (count,)) for at, kind, count in layout.columns)
     lengths, pointers, bounds, modes = arrays
-    columns = lengths, pointers, bounds, modes if layout.has_modes else None
+    columns = lengths, pointers, bounds, modes if layout.has_modes and multimodal else None
     one_each = bool(checked and checked.documents_are_sequences)
     return SequenceIndex(layout.dtype, *columns, num_tokens, one_each, uri, reader)
 

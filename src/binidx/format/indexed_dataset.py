@@ -107,7 +107,7 @@ class IndexedDataset(SequencesInFiles):
             made: dict[str, Any] = {"bin_reader": pair.bin_reader, "_digest_seal": pair.digest_seal}
         else:
             idx_reader = open_cached_in_blocks(prefix + ".idx", self.checked.found)
-            index = open_index(idx_reader, f"{prefix}.idx", checked=self.checked)
+            index = open_index(idx_reader, f"{prefix}.idx", self.checked, multimodal=self.multimodal)
             opened, made, marks = {"idx": dict(idx_reader.identity)}, {}, version_marks(idx_reader)
         self._check_pickled(opened)
         self._check_marks(marks)

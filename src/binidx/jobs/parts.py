@@ -315,8 +315,10 @@ class JobFolder:
         return json.dumps({**RECORD_FILE.tags, "result": result}).encode()
 
     def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
-        """Remove all objects of the parts and their records, then job.json and, on a disk, the folder."""
-        REQUESTS.map(delete_object, [*objects, *(file for part in parts for file in self.files(part))])
+        """Remove the records and all objects of the parts, then job.json and, on a disk, the folder."""
+        of_parts = [self.files(part) for part in parts]
+        REQUESTS.map(delete_object, [record for record, *_ in of_parts])  # first: a record names what exists
+        REQUESTS.map(delete_object, [*objects, *(file for _, *files in of_parts for file in files)])
         delete_object(self.job_file)
         if (path := self.location.local_path) is not None:
             with contextlib.suppress(OSError):
