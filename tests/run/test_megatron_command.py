@@ -102,7 +102,7 @@ def test_a_file_is_written_without_its_data_and_the_error_says_so(
     given = ["plan", "--gpus", "4", "--from-megatron", *COMMAND.split(), "--train-iters", "40", "--data-path", "none"]
     assert main([*given, "--to", "run.json", "--json"]) == 2
     told = json.loads(capsys.readouterr().out)["error"]
-    reason = f"{tmp_path}/none.idx: no such file"
+    reason = f"{tmp_path}/none.bin: no such file"
     assert (told["kind"], told["message"]) == (
         "ObjectNotFoundError",
         f"run.json: is written, but there is no plan of it yet: {reason}",

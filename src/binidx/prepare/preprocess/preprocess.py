@@ -190,7 +190,7 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
 def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     if manifests := read_finished_manifests(job, parts):
-        files = JobFiles(job)
+        files = JobFiles(job, parts)
         if files.is_claimed():  # job.json is removed last
             files.remove(parts)
     return manifests
