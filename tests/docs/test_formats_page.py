@@ -197,7 +197,7 @@ def test_the_table_of_the_owner_of_a_target_names_its_fields(tmp_path: Path) -> 
     owner.take(None)
     owner.save("bin", "t")
     named = [name for row in rows("Owner of a target") for name in re.findall(r"`([^`]+)`", row[0])]
-    assert named == ["binidx_convert", "owner", "objects.*.token"]
+    assert named == ["binidx_convert", "owner", "objects.*.token", "objects.*.published"]
     written = {*paths(json.loads((tmp_path / "en.convert.json").read_text()))}
     assert written == {"objects", "objects.bin", *(name.replace("*", "bin") for name in named)}
 

@@ -175,6 +175,10 @@ def test_a_damaged_file_of_the_work_means_beginning_again(name: str, tmp_path: P
     for text in ("", "[]", "{", '{"source": 1}', '{"objects": {"bin": {"token": 1}}}'):
         interrupted(source, target)
         Path(f"{target}{name}").write_text(text)
+        if name == "-parts/job.json" and ":" in text:  # of a job that is not known
+            with pytest.raises(ObjectExistsError, match="parts of another job"):
+                convert_dataset(source, target, part_bytes=PART)
+            Path(f"{target}{name}").write_text("")
         assert convert_dataset(source, target, part_bytes=PART).parts_kept == 0
         assert pair(target) == pair(source)
         assert names_beside(target) == ["out.bin", "out.idx"]
@@ -214,7 +218,7 @@ def test_a_journal_of_an_earlier_version_and_its_partial_file_are_removed_and_th
     assert names_beside(target) == ["out.bin", "out.idx"]
     Path(f"{target}.convert.json").write_text(json.dumps(JOURNAL))
     assert not convert_dataset(source, target).copied
-    assert names_beside(target) == ["out.bin", "out.idx"]
+    assert names_beside(target) == ["out.bin", "out.convert.json", "out.idx"]  # it may be that of a living convert
 
 
 @pytest.mark.parametrize("event", ["part", "verify", "copy {target}.idx"])
@@ -295,7 +299,7 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, when: str) 
         assert not IndexedDataset.exists(target)
         watch = AtEvent("", None)
         convert_dataset(source, target, watch=watch)
-        assert "of another source, or the source has changed; beginning again" in watch.events[0]
+        assert "of another source or form, or the source has changed; beginning again" in watch.events[0]
         assert pair(target) == pair(source)
         assert names_beside(target) == sorted(Path(target).name + end for end in (".bin", ".idx"))
 

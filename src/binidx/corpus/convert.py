@@ -266,7 +266,7 @@ class _Convert:
             self.target.check_free(resumed=resumed or earlier is not None)
         # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
         other = read_identity(claimed) if is_other else {}
-        is_left = other.get("job") == "convert" and (earlier is not None or "form" in other)
+        is_left = is_other and (other.get("job") == "convert" or not other) and (earlier is not None or "form" in other)
         if not resumed and not is_left:
             folder.claim()
         if earlier is not None and not resumed:
