@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # setuptools warns at length that an editable install is one.
-# Python compiles what it imports: to compile all 21,000 files of the tests' packages took 46 of 100 CPU-seconds.
-PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+# Packages are compiled here: where PYTHONDONTWRITEBYTECODE is set, each process of a test would compile torch anew.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Material for MkDocs announces its successor at length at every start.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # One more than cores, as tests wait for servers and processes; at most 4.
@@ -124,7 +124,6 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	$(PIP) $(ORACLE) || echo 'Megatron Core 0.19.2 is not installed: comparisons with it are skipped'
-	$(BIN)/python -W ignore -c 'import oss2'  # compiled here: Python warns of its escapes, and warnings end a test
 	@touch $@ $(VENV)/.demo
 
 # Beside the packages of Python, with `make --jobs=2`.
