@@ -2,7 +2,7 @@
 
 The source is checked in full before anything is written. The .bin goes first and is read back and compared; the .idx
 goes last, so no dataset stands under the target's name before its tokens verify. After a break, kill -9 included, the
-same command goes on with the missing parts, of 256 MiB to 1 GiB: TARGET-parts/, which is gone at the end, has a record
+same command goes on with the missing parts, of 64 MiB to 1 GiB: TARGET-parts/, which is gone at the end, has a record
 of each. (Stores other than disks, S3 and OSS keep no parts, GCS plain ones only: there the file begins again.)
 
 A dataset that stands at the target already is compared with the source: if it is the same, nothing is done, else

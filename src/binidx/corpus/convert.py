@@ -197,18 +197,16 @@ class _Convert:
         self.owner = ConvertOwner(target)
 
     def run(self, workers: Workers | None, part_bytes: int) -> ConvertResult:
-        if workers is not None and workers.shard is not None:
-            if self.overwrite:
-                raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
-            self.sampled = True
+        if workers is not None:
+            workers.check_overwrite(self.overwrite)
+            self.sampled = self.sampled or workers.shard is not None
         self._plan(workers, part_bytes)
         counts: list[CopyCounts] | None = None
         with self._lock(wait=workers is not None) as lock:
             if workers is None and lock.first:
                 lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
             if complete := self._is_complete():
-                # A call of this copy may have been killed right before it did. Another owner's work stays.
-                if lock.first and not self.in_place and self.tokens.folder.is_claimed():
+                if lock.first and not self.in_place:  # a call may have been killed right before it did
                     self._remove_work()
             elif workers is None and not lock.first:
                 holder = lock.message.decode() or "another process"
@@ -311,9 +309,10 @@ class _Convert:
         return None
 
     def _remove_work(self) -> None:
-        """Remove the files of the work: those of the owner first, as a call that finds the folder removes it."""
-        self.owner.remove()
-        self.tokens.remove(self.others)
+        """Remove the files of the work, if it is of this copy: those of the owner first, as the folder proves it."""
+        if self.tokens.folder.is_claimed():
+            self.owner.remove()
+            self.tokens.remove(self.others)
 
     @contextlib.contextmanager
     def _lock(self, *, wait: bool = False) -> Iterator[NodeLock]:

@@ -284,16 +284,15 @@ class PartedCopy:
 
     def _has_appeared(self) -> bool:
         """Return whether an earlier call was killed after it had published the upload: the object has the content."""
-        if self.job.form != "slices" or self.owner is None or not self.owner.begun(self._suffix).published:
+        begun = None if self.owner is None else self.owner.begun(self._suffix)
+        if self.job.form != "slices" or begun is None or not begun.published:
             return False
         self._records = read_results(self.folder, self.parts)
         if len(self._records) != len(self.parts) or not object_exists(self.job.target):
             return False
         with contextlib.suppress(CorruptCopyError):
             if self._find_wrong(self.job.target, checksum=True) is None:
-                discard_parts(
-                    self.job.target, self.owner.begun(self._suffix).token
-                )  # if equal bytes stood there before
+                discard_parts(self.job.target, begun.token)  # which are still there if equal bytes stood there before
                 return True
         return False
 
@@ -422,11 +421,10 @@ class PartedCopy:
         return CorruptCopyError(f"{location}: lost or damaged, its record was removed; give the same command again")
 
     def remove(self, others: Sequence[PartedCopy]) -> None:
-        """Remove the folder, if it is of this copy, and the records of other copies in it."""
-        if self.folder.is_claimed():
-            pieces = [part.piece for part in self.parts if self.job.form == "pieces"]
-            sums = [part.sums for part in self.parts if self.job.sums]
-            self.folder.remove([part for copy in (self, *others) for part in copy.parts], [*pieces, *sums])
+        """Remove the folder, which is of this copy, and the records of other copies in it."""
+        pieces = [part.piece for part in self.parts if self.job.form == "pieces"]
+        sums = [part.sums for part in self.parts if self.job.sums]
+        self.folder.remove([part for copy in (self, *others) for part in copy.parts], [*pieces, *sums])
 
     def _open_piece(self, part: CopyPart) -> RangeReader:
         """Open a piece whose identity or content is that in its record; else remove the record and raise an error."""

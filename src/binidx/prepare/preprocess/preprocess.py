@@ -123,7 +123,7 @@ def preprocess(
         machines = machines_of(manifests) or count_machines(parts, records or {})
         return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
 
-    if manifests := remove_parts_of_finished(job, parts):
+    if manifests := remove_parts_of_finished(files, parts):
         return report(manifests)
     if job.lineage:
         import binidx.format.arrow  # noqa: F401 - MissingDriverError before any work
@@ -143,7 +143,7 @@ def preprocess(
             lambda: bool(read_finished_manifests(job, parts)),
         )
     # Maybe another shard has finished the job, after this one had made its parts.
-    manifests = remove_parts_of_finished(job, parts)
+    manifests = remove_parts_of_finished(files, parts)
     return report(manifests, records.num_made, 0 if manifests else missing, records)
 
 
@@ -187,12 +187,11 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
     return own if exist and len(own) == len(manifests) else {}
 
 
-def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> Manifests:
+def remove_parts_of_finished(files: JobFiles, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
-    if manifests := read_finished_manifests(job, parts):
-        files = JobFiles(job, parts)
-        if files.is_claimed():  # job.json is removed last
-            files.remove(parts)
+    manifests = read_finished_manifests(files.job, parts)
+    if manifests and files.is_claimed():  # job.json is removed last
+        files.remove(parts)
     return manifests
 
 
