@@ -17,7 +17,7 @@ from textwrap import dedent
 from typing import Any
 from unittest.mock import patch
 
-from griffe import Extension, Object
+from griffe import Extension, Object, stdlib_decorators
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -32,6 +32,7 @@ from binidx.tools import COMMANDS, GROUPS
 from binidx.tools._command import parser
 from binidx.tools._options import Names
 
+stdlib_decorators["binidx.forks.cached_property"] = stdlib_decorators["functools.cached_property"]
 FOLDER = "reference/commands"
 BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}
 """Folder of pages -> factor of its results in the search."""

@@ -94,16 +94,16 @@ class JsonFile(Generic[Model]):
             # Files of others have such numbers in fields that we ignore: model_max_length is 10^30.
             limits: dict[str, Any] = {} if self.open else {"parse_int": _parse_int, "parse_float": _parse_float}
             found = json.loads(bytes(data), parse_constant=_refuse_constant, **limits)
+            level, depth = [found], 0
+            while level:
+                if (depth := depth + 1) > MAX_DEPTH:
+                    raise RecursionError
+                inside = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
+                level = [each for values in inside for each in values if type(each) in (dict, list)]
         except RecursionError:
             self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
         except ValueError as error:
             self._fail(subject, f"no JSON: {error}")
-        level, depth = [found], 0
-        while level:
-            if (depth := depth + 1) > MAX_DEPTH:
-                self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
-            inside = [each.values() if type(each) is dict else each for each in level if type(each) in (dict, list)]
-            level = [each for values in inside for each in values if type(each) in (dict, list)]
         return found
 
     def convert(self, value: Any, subject: str) -> Model:
@@ -188,13 +188,8 @@ _describing, _described = threading.RLock(), set[Any]()
 """Lock for the first use of a model, and the models that have been used. msgspec 0.22 keeps its description of a
 dataclass before that is complete, and a thread that finds it so ends the process. Source: msgspec, _core.c."""
 
-
-def _after_fork() -> None:
-    global _describing
-    _describing = threading.RLock()  # a thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# No process is forked within such a use: its child would find the description as it was then.
+os.register_at_fork(before=_describing.acquire, after_in_parent=_describing.release, after_in_child=_describing.release)
 
 _warned: set[tuple[str, str, str]] = set()
 """Models, paths and names of unknown fields that this process has logged."""

@@ -7,8 +7,12 @@ was opened before a fork is used after it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import random
+import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -89,14 +93,14 @@ def build(prefix: str, caches: Path, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def reading(probe: RangeReader) -> Iterator[list[int]]:
+def reading(probe: RangeReader, pause: float = 0.05) -> Iterator[list[int]]:
     """A thread of this process reads all the time; the probes it has read."""
     read: list[int] = []
     stop = threading.Event()
 
     def work() -> None:
         for number in range(PARENTS, 2 * PARENTS):
-            if stop.wait(0.05):
+            if stop.wait(pause):
                 return
             assert read_probe(probe, number) == probe_bytes(number)
             read.append(number)
@@ -167,6 +171,28 @@ def test_workers_and_their_parent_read_right_bytes_on_connections_of_their_own(
     for each, read in zip(places, parents, strict=True):
         assert read
         check_connections(each.distant, {**pids, **{number: {os.getpid()} for number in read}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_children_that_are_forked_at_any_moment_of_first_reads_read(name: str, place: Callable[[str], Place]) -> None:
+    """Threads change places every 10 us, so that a fork finds them anywhere: 1 of 234 children waited for a lock so."""
+    here, rng, usual = place(name), random.Random(0), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def read(probe: RangeReader) -> None:
+        assert read_probe(probe, 1) == read_probe(here.probe, 1) == probe_bytes(1)
+        assert len(here.samples[3]["tokens"]) == 64
+
+    try:
+        for number in range(200):
+            probe = here.distant.open(here.distant.put(f"probes{number}", PROBES))
+            with reading(probe, pause=0.0), reading(here.probe, pause=0.0):
+                for _ in range(3):
+                    time.sleep(rng.random() * 0.01)
+                    assert ended_well(forked(functools.partial(read, probe)))
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def check_connections(distant: Distant, pids: dict[int, set[int]]) -> None:

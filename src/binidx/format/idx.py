@@ -318,7 +318,6 @@ class SequenceIndex:
         if (known := self.known_tokens) is None:
             last = range(len(self))[-1:]
             ends = _read_rows([self.sequence_lengths, self.sequence_pointers], last.start, last.stop)
-            # No cached_property: the lock of Python 3.11's is held while an index of any source is read.
             known = vars(self)["known_tokens"] = int(ends[0].sum() + ends[1].sum() // self.dtype_size)
         return known
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, trims_traceback
+from binidx.forks import cached_property
 from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
 from binidx.format.idx import CheckedIndex, DType, little_endian, open_index
 from binidx.format.pair import check_opened, open_bin, open_pair

@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.forks import cached_property
 from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
 from binidx.format.idx import SequenceIndex, open_index
 from binidx.format.prefix_listing import ListedPair
@@ -62,12 +62,10 @@ class DatasetFiles:
     listed_sidecars: frozenset[str] | None = None
     """Suffixes of the sidecars in a listing of the folder; None if it was not listed."""
 
-    @property
+    @cached_property
     def index(self) -> SequenceIndex:
         """The `.idx`, whose columns are read by ranges; of a virtual merge the one that a merge would write."""
-        if "_index" not in vars(self):  # no cached_property: Python 3.11's lets one thread at a time open any source
-            self._index = open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
-        return self._index
+        return open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
 
     @property
     def idx_bytes(self) -> int:

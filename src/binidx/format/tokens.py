@@ -12,11 +12,9 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 from __future__ import annotations
 
 import json
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -25,6 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
+from binidx.forks import ProcessLock, cached_property
 from binidx.format.idx import DType, SequenceIndex
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
@@ -210,7 +209,7 @@ class SequencesInFiles(StoredTokens):
 
     def _late(self, name: str) -> Any:
         """Open the files of an unpickled dataset unless another thread did; return the attribute `name`, now set."""
-        with self._opening:
+        with self._opening():
             if "index" not in vars(self):
                 self._open()
         return vars(self)[name]
@@ -243,7 +242,7 @@ class SequencesInFiles(StoredTokens):
         return {**state, "_marks": marks, "_registrations": Registrations()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _opening=threading.RLock())
+        vars(self).update(state, _opening=ProcessLock())
 
     def __len__(self) -> int:
         return len(self.index)

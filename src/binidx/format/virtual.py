@@ -27,7 +27,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -35,6 +34,7 @@ import numpy as np
 import xxhash
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.forks import cached_property
 from binidx.format.idx import DType, IdxLayout, SequenceIndex, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile, tolerate_all

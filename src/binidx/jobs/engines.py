@@ -36,9 +36,10 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import connection
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from binidx import errors
+from binidx.forks import ProcessLock
 from binidx.jobs.runner import JobEngine, request_stop, run_in_thread
 from binidx.storage.threads import available_cores
 
@@ -239,7 +240,7 @@ class PerProcess(Generic[Value]):
         open: picklable call that returns it in another process. Default: the value is pickled.
     """
 
-    _opening = threading.Lock()
+    _opening = ProcessLock()
     _opened: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
@@ -254,12 +255,11 @@ class PerProcess(Generic[Value]):
         if "_value" in vars(self):
             return self._value
         job, open = self._state
-        with self._opening:
+        with self._opening():
             if job not in self._opened:
                 self._opened.clear()
                 self._opened[job] = open()
-            value: Value = self._opened[job]
-        return value
+            return cast(Value, self._opened[job])
 
 
 def _return(value: Value) -> Value:

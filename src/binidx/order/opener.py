@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, Access, BuildContext, IndexCache
 from binidx.index.cache.index_files import IndexName
 from binidx.order.order_protocols import ComposedOrder, Order

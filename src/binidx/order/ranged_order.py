@@ -6,10 +6,10 @@ manifest ─► its arrays and the .idx, pinned ─► shuffle_index of the samp
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+from binidx.forks import ProcessLock, cached_property
 from binidx.format.idx import CheckedIndex, get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import Tokens
@@ -82,19 +82,17 @@ class LazySource:
 
     def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
         self.name, self.prefix, self.open_order = name, prefix, open_order
-        self._opening = threading.Lock()
+        self._opening = ProcessLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySource, (self.name, self.prefix, self.open_order)
 
-    @property
+    @cached_property
     def order(self) -> GPTOrder:
         """The opened order."""
-        with self._opening:
-            if "_order" not in vars(self):
-                self._order: Any = self.open_order()
-        opened: GPTOrder = self._order
-        return opened
+        with self._opening():
+            order: Any = vars(self)["order"] if "order" in vars(self) else self.open_order()
+            return cast(GPTOrder, vars(self).setdefault("order", order))
 
     @property
     def dataset(self) -> Tokens:

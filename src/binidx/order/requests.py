@@ -15,12 +15,13 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from binidx.errors import BlendError, ConfigError, IndexBuildError
+from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.blend import ARRAYS, build_blend_arrays, check_blend_index, normalize, samples_per_dataset
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory

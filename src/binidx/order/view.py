@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import BlendError, ConfigError
+from binidx.forks import cached_property
 from binidx.format.tokens import index_of
 from binidx.index.documents import Documents
 from binidx.order.blended_order import BlendedOrder, MembersOrder, list_members, map_sources

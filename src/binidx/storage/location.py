@@ -13,12 +13,12 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import xxhash
 
 from binidx.errors import redacted
+from binidx.forks import cached_property
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import expand_uri, join_uri, local_path, open_store, place_of
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+from binidx.forks import cached_property
 from binidx.storage.interfaces import Bytes, Range, VersionMark
 
 

@@ -36,7 +36,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -246,7 +246,7 @@ def rare_collections() -> Iterator[None]:
     imported modules, again and again: 0.4 s of the 1.5 s of CPU of 1,000 prefixes.
     """
     global _rare, _usual
-    with _collections:
+    with _gc_lock:
         _rare += 1
         if _rare == 1:
             _usual = gc.get_threshold()
@@ -255,7 +255,7 @@ def rare_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        with _collections:
+        with _gc_lock:
             _rare -= 1
             if _rare == 0:
                 gc.set_threshold(*_usual)
@@ -264,24 +264,17 @@ def rare_collections() -> Iterator[None]:
 RARE = (50_000, 50, 1000)
 """Least thresholds of the generations of the collector within `rare_collections`."""
 
-_collections, _rare, _usual = threading.Lock(), 0, gc.get_threshold()
+_gc_lock, _rare, _usual = threading.Lock(), 0, gc.get_threshold()
 """Lock, number of running blocks of `rare_collections`, and the thresholds outside."""
 
-
-def _after_fork() -> None:
-    global _collections
-    _collections = threading.Lock()  # a thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_gc_lock.acquire, after_in_parent=_gc_lock.release, after_in_child=_gc_lock.release)
 
 
 def io_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop on which all stores of this process send requests: fsspec's, so drivers share it."""
     from fsspec.asyn import get_loop
 
-    loop: asyncio.AbstractEventLoop = get_loop()
-    return loop
+    return cast(asyncio.AbstractEventLoop, get_loop())
 
 
 @functools.cache

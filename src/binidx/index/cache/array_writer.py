@@ -24,7 +24,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import IndexBuildError
+from binidx.forks import cached_property
 from binidx.index.cache.index_files import Arrays, IndexFiles, NpyLayout, parse_npy
 from binidx.index.cache.manifest import StoredArray
 from binidx.index.documents import FEWER_SAMPLES, new_array

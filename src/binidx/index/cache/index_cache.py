@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from importlib import metadata
 from typing import Any, Literal
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.forks import cached_property
 from binidx.format.prefix_listing import ListedPair
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks

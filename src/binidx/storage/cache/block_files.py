@@ -52,7 +52,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ import numpy as np
 import xxhash
 
 from binidx.errors import ConfigError, FormatError
+from binidx.forks import cached_property
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location

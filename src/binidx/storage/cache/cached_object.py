@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.forks import ProcessLock
 from binidx.native.arguments import PlacedBlocks
 from binidx.storage.cache.block_files import (
     CachedContent,
@@ -425,7 +426,7 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
     Args:
         limit: bytes of all blocks in the directory; None: as many as leave a tenth of its file system free.
     """
-    with _lock:
+    with _lock():
         key = (directory, content.key)
         cached = _objects.get(key)
         if cached is None:
@@ -459,15 +460,13 @@ def _touch(path: str) -> None:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
     for cached in list(_objects.values()):
         cached.after_fork()
     for quota in list(_quotas.values()):
         quota.after_fork()
 
 
-_lock = threading.Lock()
+_lock = ProcessLock()
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
 _quotas: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
 

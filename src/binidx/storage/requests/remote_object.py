@@ -29,12 +29,13 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
+from binidx.forks import cached_property
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.registries import Registrations
 from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
@@ -312,8 +313,7 @@ class RemoteObject:
     @cached_property
     def stats(self) -> ObjectStats:
         """Counters of this reader in this process."""
-        made: ObjectStats = vars(self).setdefault("stats", ObjectStats(self.location.store.prices()))
-        return made
+        return ObjectStats(self.location.store.prices())
 
     @property
     def mark(self) -> VersionMark | None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from binidx.errors import redacted, redacted_text
+from binidx.forks import cached_property
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
@@ -76,7 +77,7 @@ class Address:
     redirects: int = 0
     connections: RangeConnections | None = field(default=None, repr=False)
 
-    @functools.cached_property
+    @cached_property
     def head(self) -> bytes | None:
         """Beginning of a request for a range over `connections`; None: it cannot be sent over these."""
         return format_head(self.url, {**self.session.headers, **self.headers})

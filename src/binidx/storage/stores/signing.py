@@ -21,7 +21,6 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +28,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 
+from binidx.forks import cached_property
 from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions, bounded_session, direct_address
 from binidx.storage.stores.driver_errors import is_malformed
 

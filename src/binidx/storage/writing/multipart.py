@@ -21,12 +21,12 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TypeVar
 
 import xxhash
 
 from binidx.errors import redacted
+from binidx.forks import cached_property
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range

@@ -1,0 +1,43 @@
+"""Locks and cached values that a forked child can use although threads of its parent, which it lacks, were at work.
+
+A lock that such a thread held is never free again in the child, which then waits for ever, as a worker of a DataLoader
+would that was forked while its parent read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:  # noqa: N801 named as the one of functools
+        """`functools.cached_property` without a lock; threads may compute a value twice, and all get the first one.
+
+        The one of Python 3.11 has a lock for all instances of a class; those of later versions have none.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self.compute, self.__doc__ = compute, compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            return self if instance is None else vars(instance).setdefault(self.name, self.compute(instance))
+
+
+class ProcessLock:
+    """Lock that each process has of its own: `with lock():`. A thread that holds it may acquire it again."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, AbstractContextManager[object]] = {}
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """Return the lock of this process."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())  # one step, so two threads get the same one
