@@ -15,11 +15,11 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

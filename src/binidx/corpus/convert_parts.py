@@ -28,7 +28,6 @@ import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from binidx.corpus.block_digests import Advance, Block, find_difference, has_dig
 from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
+from binidx.forks import cached_property
 from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
 from binidx.jobs.runner import check_stop
 from binidx.storage.adapters import InMemory

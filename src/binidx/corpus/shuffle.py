@@ -27,7 +27,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +63,7 @@ from binidx.corpus.whole_dataset import (
     SourceDatasets,
     WholeDataset,
 )
+from binidx.forks import cached_property
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.idx import SequenceIndex
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, finish_once, run_stages

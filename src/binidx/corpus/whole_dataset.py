@@ -16,12 +16,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter, Report, delete_objects, superseded_objects
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size

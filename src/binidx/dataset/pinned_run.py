@@ -30,7 +30,6 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -39,6 +38,7 @@ from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, redacted
+from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
 from binidx.index.cache.index_cache import library_version

@@ -16,13 +16,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import index_of
 from binidx.json_models import JsonFile, Positive

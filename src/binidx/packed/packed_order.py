@@ -20,13 +20,14 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 
 Rows = NDArray[np.int64]
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, trims_traceback
+from binidx.forks import cached_property
 from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.order.order_protocols import Numbers

@@ -17,7 +17,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any, get_type_hints
 
@@ -29,6 +28,7 @@ from binidx.dataset.megatron.ordered_dataset import building, request_order
 from binidx.dataset.split_requests import SplitRequests, request_splits
 from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
+from binidx.forks import cached_property
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named

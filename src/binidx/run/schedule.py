@@ -21,11 +21,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 
 Rampup = tuple[int, int, int]
 """(start batch size, increment, number of samples over which the batch size grows)."""

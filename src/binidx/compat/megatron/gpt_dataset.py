@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from binidx.dataset.megatron.ordered_dataset import SEVERAL
 from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
+from binidx.forks import cached_property
 from binidx.format.tokens import read_spans
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTRule, build_small_index, load_or_build_gpt_index

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.token_dataset import SourceTokens, fill_from_tokens
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 from binidx.native.gpt_samples import GPTRows, Recipe, Starts
 
 

@@ -16,7 +16,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -28,6 +27,7 @@ from binidx.dataset.affects import affects
 from binidx.dataset.config import BlendedMegatronDatasetConfig, check_given
 from binidx.dataset.token_dataset import SampleAssemble
 from binidx.errors import ConfigError, FormatError
+from binidx.forks import cached_property
 from binidx.order.sequences import SentenceOrder
 
 logger = logging.getLogger(__name__)

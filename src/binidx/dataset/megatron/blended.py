@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -24,6 +23,7 @@ from binidx.dataset.megatron.ordered_dataset import (
 from binidx.dataset.token_dataset import Assemble, TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
+from binidx.forks import cached_property
 from binidx.html_table import format_html_table
 from binidx.index.blend import ARRAYS, normalize
 from binidx.index.cache.index_files import recorded_name

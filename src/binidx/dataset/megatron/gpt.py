@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_token
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError, IndexBuildError
+from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import StoredTokens, Tokens, check_tokens
 from binidx.index.cache.index_files import IndexName, recorded_name

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -28,6 +28,7 @@ from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
+from binidx.forks import cached_property
 from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_files import describe, recorded_name

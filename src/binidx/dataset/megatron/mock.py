@@ -9,7 +9,6 @@ data fails.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 from binidx.format.tokens import digest_index, identify_sequences, index_of
 
 

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.token_dataset import locate_stored
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, digest
 from binidx.order.opener import Opener

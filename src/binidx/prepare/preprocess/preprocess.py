@@ -126,7 +126,7 @@ def preprocess(
     if manifests := remove_parts_of_finished(files, parts):
         return report(manifests)
     if job.lineage:
-        import binidx.format.arrow  # noqa: F401 - MissingDriverError before any work
+        from binidx.format.arrow import pa  # noqa: F401 - MissingDriverError before any work
     warn_of_inputs(inputs, parts, watch)
     files.claim(overwrite=overwrite, parts=parts, check_free=files.check_free)
     remote = any(Location(uri).local_path is None for uri in [job.output, *(file.uri for file in inputs)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from math import floor
 from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
+from binidx.forks import cached_property
 from binidx.html_table import format_html_table
 from binidx.index.cache.inspection import CacheState
 from binidx.run.global_order import GlobalOrder

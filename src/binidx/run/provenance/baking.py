@@ -22,7 +22,6 @@ import io
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from binidx.corpus.exchange import (
 )
 from binidx.dataset.stored.baked import check_bakeable
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
+from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from binidx.errors import ConfigError
+from binidx.forks import cached_property
 from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.index.cache.index_files import digest

@@ -19,7 +19,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +29,7 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.ordered_dataset import make_opener
 from binidx.dataset.served import check_traceable, list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
+from binidx.forks import cached_property
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
