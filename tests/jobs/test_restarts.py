@@ -10,18 +10,9 @@ import pytest
 
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.jobs import parts as module
-from binidx.jobs.parts import (
-    ONE_THREAD,
-    JobFolder,
-    JobStage,
-    RangePart,
-    Shard,
-    Workers,
-    finish_once,
-    make_parts,
-    run_stages,
-)
+from binidx.jobs.parts import ONE_THREAD, JobFolder, JobStage, Shard, Workers, finish_once, make_parts, run_stages
 from binidx.jobs.runner import ATTEMPTS
+from binidx.run.run_parts import RangePart
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import SilentWatcher, Unit
 

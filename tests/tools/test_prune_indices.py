@@ -16,7 +16,7 @@ from golden import make_state as golden
 import binidx
 from binidx.index.cache.index_cache import BUILT
 from binidx.index.cache.lease import Lease
-from binidx.index.cache.pruning import find_indices, remove_index
+from binidx.index.cache.pruning import find_indices
 from binidx.storage.location import Location
 from binidx.tools import main
 
@@ -115,7 +115,7 @@ def test_a_build_that_begins_after_the_listing_keeps_its_index(listed: bool, sta
     held = lease.acquire()
     assert held is not None
     with held:
-        assert not remove_index(directory, index)
+        assert not index.remove(directory)
     assert Path(f"cache/{name}-binidx.json").exists()
 
 

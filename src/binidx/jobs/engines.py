@@ -31,12 +31,11 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import connection
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
 from binidx import errors
 from binidx.jobs.runner import JobEngine, request_stop, run_in_thread
@@ -229,38 +228,3 @@ def _stop_with_driver(driver: connection.Connection) -> None:
     request_stop()
     time.sleep(GRACE_SECONDS)
     os._exit(1)
-
-
-class PerProcess(Generic[Value]):
-    """Value for all parts of a job, such as an opened dataset, which each worker process opens once.
-
-    Args:
-        value: the value in this process.
-        open: picklable call that returns it in another process. Default: the value is pickled.
-    """
-
-    _opening = threading.Lock()
-    _opened: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
-        self._value = value
-        self._state = uuid.uuid4().hex, open or functools.partial(_return, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_state": self._state}
-
-    def get(self) -> Value:
-        """Return the value; another process keeps the value of the last job."""
-        if "_value" in vars(self):
-            return self._value
-        job, open = self._state
-        with self._opening:
-            if job not in self._opened:
-                self._opened.clear()
-                self._opened[job] = open()
-            value: Value = self._opened[job]
-        return value
-
-
-def _return(value: Value) -> Value:
-    return value

@@ -66,21 +66,6 @@ class JobPart(Protocol):
 PartType = TypeVar("PartType", bound=JobPart)
 
 
-@dataclass(frozen=True)
-class RangePart:
-    """Part that is a range of tokens, samples or other items."""
-
-    name: str
-    items: range
-
-    @property
-    def size(self) -> int:
-        return len(self.items)
-
-    def __str__(self) -> str:
-        return self.name
-
-
 def json_digest(value: Any) -> str:
     """Return the 128-bit digest of a JSON value, hex."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
@@ -205,6 +190,12 @@ RECORD_FILE = JsonFile(RecordFile, {"binidx_record": 1}, hint="delete it and giv
 IDENTITY_FILE = JsonFile(dict[str, Any], open=True)
 
 
+class PartResults(dict[str, Result]):
+    """Results by the names of their parts; `num_made` of them are of this call, the others had records."""
+
+    num_made = 0
+
+
 class JobFolder:
     """Folder of a job's parts and records. Results are `Values`, unless a subclass gives records another form.
 
@@ -285,9 +276,14 @@ class JobFolder:
         Raises:
             FormatError: it is malformed.
         """
-        other = IDENTITY_FILE.decode(found, "")
+        other = self.parse_identity(found)
         names = [name for name in {**self.identity, **other} if other.get(name) != self.identity.get(name)]
         return f"which differs in {', '.join(names)}"
+
+    @staticmethod
+    def parse_identity(job_file: bytes) -> dict[str, Any]:
+        """Return the identity in the bytes of a job.json; raise FormatError if they are malformed."""
+        return IDENTITY_FILE.decode(job_file, "")
 
     def file(self, part: JobPart) -> Location:
         """Return the location of a part's record."""
@@ -305,6 +301,11 @@ class JobFolder:
     def parse(self, part: Any, data: bytes) -> Any:
         """Return the result in the bytes of a part's record; None if it is not valid for this job."""
         return RECORD_FILE.decode(data, self.file(part).uri).result
+
+    def read_all(self, parts: Sequence[JobPart]) -> PartResults[Any]:
+        """Return the result of each part that has a record, by its name."""
+        found = zip(parts, READS.map(self.read, parts), strict=True)
+        return PartResults({part.name: result for part, result in found if result is not None})
 
     def write(self, part: JobPart, result: Any) -> None:
         """Write a part's record, after all its objects."""
@@ -353,12 +354,6 @@ class _Work(Generic[PartType, Result]):
         return found
 
 
-class PartResults(dict[str, Result]):
-    """Results by the names of their parts; `num_made` of them are of this call, the others had records."""
-
-    num_made = 0
-
-
 def make_parts(
     make: Callable[[PartType], Result],
     parts: Sequence[PartType],
@@ -388,7 +383,7 @@ def make_parts(
         BinidxError: a part failed permanently, or repeatedly; the other errors of `run_tasks`.
     """
     unique = list({part.name: part for part in parts}.values())
-    results = PartResults[Result]() if folder is None else read_results(folder, unique)
+    results = PartResults[Result]() if folder is None else folder.read_all(unique)
     share = workers.select(unique)
     tasks = [part for part in share if part.name not in results]
     total, left = (sum(part.size for part in some) for some in (share, tasks))
@@ -404,14 +399,8 @@ def make_parts(
             results.num_made += 1
             advance(part.size)
     if workers.shard is not None and folder is not None:
-        results.update(read_results(folder, [part for part in unique if part.name not in results]))
+        results.update(folder.read_all([part for part in unique if part.name not in results]))
     return results
-
-
-def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> PartResults[Any]:
-    """Return the result of each part that has a record, by its name."""
-    found = zip(parts, READS.map(folder.read, parts), strict=True)
-    return PartResults({part.name: result for part, result in found if result is not None})
 
 
 @dataclass(frozen=True)

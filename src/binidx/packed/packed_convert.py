@@ -31,8 +31,7 @@ from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
-from binidx.jobs.engines import PerProcess
-from binidx.jobs.parts import ONE_THREAD, RangePart, Values, Workers, make_parts
+from binidx.jobs.parts import ONE_THREAD, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.packed.packed_blocks import PackedOrigin
 from binidx.packed.packed_files import (
@@ -43,6 +42,7 @@ from binidx.packed.packed_files import (
     format_packed_header,
     packed_file_name,
 )
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists

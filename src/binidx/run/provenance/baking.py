@@ -45,7 +45,6 @@ from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
-from binidx.jobs.engines import PerProcess
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
@@ -55,6 +54,7 @@ from binidx.order.source_order import join_ranges
 from binidx.order.stored.baked_order import COMPLETE, Baked, part_prefix, read_baked
 from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples, locate_pieces
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_parts import PerProcess
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS

@@ -35,11 +35,11 @@ from typing import Any
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
-from binidx.jobs.engines import PerProcess
 from binidx.jobs.parts import ONE_THREAD, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.run.provenance.read_table import LARGEST_INT16, SPAN
 from binidx.run.provenance.run_order import Docs, RunOrder
+from binidx.run.run_parts import PerProcess
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location

@@ -27,10 +27,11 @@ from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_samples, sequences_of
-from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
+from binidx.order.source_order import join_ranges, membership, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.history import Runs, find_sources
 from binidx.run.provenance.run_order import RunOrder
+from binidx.search.matches import slices_of
 
 STRETCH_SAMPLES = 1 << 17
 """Number of samples whose pieces are in memory together."""

@@ -20,8 +20,7 @@ from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
 from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
-from binidx.jobs.engines import PerProcess
-from binidx.jobs.parts import RangePart, Values, Workers, make_parts
+from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder
@@ -32,6 +31,7 @@ from binidx.order.stored import planned_order
 from binidx.order.stored.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUMS

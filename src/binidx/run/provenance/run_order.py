@@ -33,7 +33,6 @@ from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
-from binidx.jobs.engines import PerProcess
 from binidx.order.blended_order import BlendedOrder, list_sources
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import (
@@ -53,6 +52,7 @@ from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
+from binidx.run.run_parts import PerProcess
 
 if TYPE_CHECKING:
     from binidx.format.arrow import pa
