@@ -70,10 +70,9 @@ from binidx.order.order_protocols import Numbers as Numbers
 from binidx.order.order_protocols import Order as Order
 from binidx.order.order_protocols import Source as Source
 from binidx.order.order_protocols import Spans as Spans
+from binidx.order.reads import OrderReads as OrderReads
 from binidx.order.reads import SampleOrigins as SampleOrigins
 from binidx.order.reads import TokenReads as TokenReads
-from binidx.order.reads import find_samples as find_samples
-from binidx.order.reads import trace_reads as trace_reads
 from binidx.order.requests import find_blend as find_blend
 from binidx.order.source_order import SourceOrder as SourceOrder
 from binidx.order.source_order import StoredSource as StoredSource

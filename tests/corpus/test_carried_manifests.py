@@ -20,7 +20,7 @@ from binidx.corpus.cut import head_dataset, split_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
-from binidx.jobs.parts import ONE_THREAD
+from binidx.jobs.parts import Workers
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -57,7 +57,7 @@ def shuffled(sources: list[str], target: str) -> None:
 
 
 def shuffled_in_parts(sources: list[str], target: str) -> None:
-    shuffle_datasets(sources, target, seed=1, workers=ONE_THREAD)
+    shuffle_datasets(sources, target, seed=1, workers=Workers(count=1))
 
 
 def head(sources: list[str], target: str) -> None:

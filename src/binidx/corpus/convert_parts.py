@@ -47,8 +47,9 @@ from binidx.corpus.block_digests import (
 from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
-from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts
+from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.storage.adapters import InMemory
 from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader

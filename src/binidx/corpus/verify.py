@@ -28,9 +28,9 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundE
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
-from binidx.jobs.findings import make_recorded_parts
-from binidx.jobs.parts import Values, Workers, json_digest
+from binidx.jobs.parts import Values, Workers, make_recorded_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES, stream

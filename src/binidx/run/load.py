@@ -26,7 +26,7 @@ from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.index.documents import split_range
-from binidx.jobs.parts import ONE_THREAD
+from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
@@ -306,7 +306,7 @@ def _write_plan(dataset: Any, num_samples: int | None) -> None:
     from binidx.run.provenance.read_planning import prepare_read_plan
 
     try:
-        logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
+        logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, Workers(count=1)))
     except Exception as error:
         logger.warning("read_plan: not written: %s", redacted_text(str(error)))
 

@@ -26,9 +26,9 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
-from binidx.jobs.findings import make_recorded_parts
-from binidx.jobs.parts import Values, Workers, json_digest
+from binidx.jobs.parts import Values, Workers, make_recorded_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.spec import TokenizerSpec

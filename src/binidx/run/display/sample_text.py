@@ -13,7 +13,7 @@ import numpy as np
 from binidx.corpus.origins import origin_text
 from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
-from binidx.order.reads import read_text, trace_reads
+from binidx.order.reads import OrderReads
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import open_decoder
 from binidx.prepare.tokenizers.spec import TokenizerSpec
@@ -185,9 +185,9 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     check_traceable(dataset, "show")
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
-    order, number = dataset.order, range(len(dataset))[idx]
-    reads, tokens = trace_reads(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
-    source = order.sources[int(reads.source[0])]
+    order, number = OrderReads(dataset.order), range(len(dataset))[idx]
+    reads, tokens = order.trace(np.array([number])), order.read_text(np.array([number]))[0].tolist()
+    source = dataset.order.sources[int(reads.source[0])]
     prefix = Location(source.prefix, dataset.config.storage_options)
     text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, reads.document.tolist())
     documents = []
