@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import binidx
-from binidx import json_models
+from binidx import describe_tokenizer, json_models
 from binidx.corpus.convert_owner import OWNER_FILE, BegunObject, ConvertOwner, OwnerFields
 from binidx.dataset.pinned_run import PINNED_FILE, PinnedPair, PinnedRun
 from binidx.errors import BinidxError, ConfigError, FormatError
@@ -34,7 +34,7 @@ from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
-from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
+from binidx.prepare.tokenizers.describe import CONFIG
 from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta

@@ -447,7 +447,7 @@ def tokenizer(kind: str, suffix: str) -> Callable[[Path], Kind]:
     def made(folder: Path) -> Kind:
         from helpers import trained_tokenizers
 
-        from binidx.prepare.tokenizers.describe import describe_tokenizer
+        from binidx import describe_tokenizer
         from binidx.prepare.tokenizers.engine_choice import choose_engine, reference_engine
 
         path = folder / f"tokenizer{suffix}"
@@ -486,7 +486,7 @@ def shortened(whole: bytes) -> bytes:
 def tokenizer_config(folder: Path) -> Kind:
     from helpers import trained_tokenizers
 
-    from binidx.prepare.tokenizers.describe import describe_tokenizer
+    from binidx import describe_tokenizer
 
     trained_tokenizers.save("gpt2", folder)
     token = {"content": "<|endoftext|>", "special": True, "lstrip": False}

@@ -14,8 +14,9 @@ from conftest import Bucket
 from helpers.trained_tokenizers import EOT, KINDS, buffers, hard_texts, json_of, lists, save, train_sentencepiece
 from tokenizers import Tokenizer
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer
+from binidx.prepare.tokenizers.describe import REBUILT
 from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.location import Location

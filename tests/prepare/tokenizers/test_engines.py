@@ -22,8 +22,8 @@ from helpers.trained_tokenizers import (
 )
 from tokenizers import Tokenizer, decoders
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import (
     ENGINES,
     REFERENCES,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lists, plain_texts, refusals
 
+from binidx import describe_tokenizer
 from binidx.errors import FormatError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import read_content
 

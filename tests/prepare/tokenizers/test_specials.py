@@ -8,7 +8,7 @@ import pytest
 from helpers.trained_tokenizers import EOT, around, buffers, byte_level, save
 from tokenizers import AddedToken
 
-from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import count_specials, count_unknown
 
