@@ -34,11 +34,11 @@ from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
-from binidx.prepare.tokenizers.describe import CONFIG
-from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.location import Location
+from binidx.tokenizers.describe import CONFIG
+from binidx.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 
 IDENTITY = {"size": 8, "etag": '"e"'}
 CONFIGURED = binidx.GPTDatasetConfig(

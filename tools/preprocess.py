@@ -132,7 +132,7 @@ def make(arguments: argparse.Namespace) -> int | None:
 def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
     """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
     from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
-    from binidx.prepare.tokenizers.engine_choice import open_decoder
+    from binidx.tokenizers.library import open_decoder
 
     shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
     same = {name: vars(job)[name] for name in ("keys", "append_eod", "filters", "format", "engine", "source_options")}

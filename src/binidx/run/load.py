@@ -31,11 +31,11 @@ from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
 from binidx.order.requests import find_blend
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.spec import TokenizerSpec
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader

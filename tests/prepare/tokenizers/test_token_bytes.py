@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders
 
 from binidx import describe_tokenizer
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.tokenizers.token_bytes import token_table
 
 BYTE_LEVEL = ["qwen2", "added tokens"]
 PIECES = ["sentencepiece-like"]

@@ -14,12 +14,12 @@ from binidx.corpus.origins import origin_text
 from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
 from binidx.order.reads import OrderReads
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import open_decoder
-from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.library import open_decoder
+from binidx.tokenizers.spec import TokenizerSpec
 
 INCOMPLETE = "�"
 """A character of which some bytes are missing."""
