@@ -36,7 +36,7 @@ import numpy as np
 from binidx.format.source import DatasetFiles
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
-from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
+from binidx.index.document_sample import EpochPlan
 from binidx.loader.readahead import count_first_reads
 from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
@@ -156,9 +156,7 @@ def gpt_index_bytes(num_documents: int, plan: EpochPlan) -> int:
         num_documents: number of sequences of the split.
         plan: the epochs of the index.
     """
-    positions, rows = index_shapes(num_documents, plan)
-    samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))
-    return NpyLayout(positions, np.int32).size + NpyLayout(rows, row_dtype(positions[0])).size + samples.size
+    return sum(NpyLayout(*array).size for array in plan.arrays(num_documents))
 
 
 def blend_bytes(size: int) -> int:
@@ -174,8 +172,8 @@ def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) ->
         plan: of the epochs.
         threads: threads that build.
     """
-    samples = plan.num_samples
-    shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
+    documents, _, samples = plan.arrays(num_documents)
+    shuffled = (length * np.dtype(dtype).itemsize for (length, *_), dtype in (documents, samples))
     return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
 
 
