@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.format.sidecars.lineage import origin_text
 from binidx.format.tokens import index_of
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList

@@ -418,8 +418,8 @@ def job_record(folder: Path) -> Kind:
 def lineage(folder: Path) -> Kind:
     import numpy as np
 
-    from binidx.corpus.origins import documents_at, documents_with_id, read_origins
-    from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
+    from binidx.corpus.lineage.lineage_writer import LineageWriter, build_lineage_table
+    from binidx.format.sidecars.lineage import documents_at, documents_with_id, read_origins
 
     path, count = folder / "a.lineage.parquet", 50
     writer, numbers = LineageWriter(Location.of(str(path))), np.arange(count)

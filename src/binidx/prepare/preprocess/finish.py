@@ -192,7 +192,7 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
 
 def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Records) -> None:
     """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
-    from binidx.format.sidecars.lineage import PartLineage, merge_lineage
+    from binidx.corpus.lineage.lineage_writer import PartLineage, merge_lineage
 
     lineages = []
     for part, before in zip(parts, rows_before_slices(parts, records), strict=True):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from binidx.corpus.origins import origin_text
 from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
+from binidx.format.sidecars.lineage import origin_text
 from binidx.order.reads import OrderReads
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import find_tokenizer

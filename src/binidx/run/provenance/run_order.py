@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.reads import OrderReads, SampleOrigins, TokenReads
+from binidx.order.reads import OrderReads, TokenReads
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import SourceOrder
 from binidx.order.view import ViewOrder
@@ -50,14 +50,6 @@ if TYPE_CHECKING:
 
 
 Docs = Literal["ends", "spans"] | None
-
-
-CONTENTS: Mapping[Docs, Callable[[OrderReads, Numbers], SampleOrigins]] = {
-    "ends": OrderReads.trace_documents,
-    "spans": OrderReads.trace,
-    None: OrderReads.trace_origins,
-}
-"""`docs` of a table -> the function that computes its columns."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +377,8 @@ class RunOrder:
             own, blocks = reads._replace(sample=origins.sample), columns if docs else None
             return to_table(own, origins, self.order.names, texts, blocks=blocks)
         of_rows = self.reading.trained(reads.step) if trained or self.reading.schedule.skipped_steps else None
-        return to_table(reads, CONTENTS[docs](self.reads, reads.sample), self.prefixes, texts, of_rows)
+        trace = {"ends": self.reads.trace_documents, "spans": self.reads.trace, None: self.reads.trace_origins}[docs]
+        return to_table(reads, trace(reads.sample), self.prefixes, texts, of_rows)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]] | NDArray[Any]:
         """Read the tokens of samples by one vectored read.
