@@ -150,12 +150,11 @@ def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
 
 def parse_job(arguments: argparse.Namespace) -> binidx.Job:
     """Return the job that the options describe: those with the name of a field of it, and those with another form."""
-    from binidx.storage.open import COMPRESSED
 
     same = {field.name: vars(arguments)[field.name] for field in fields(binidx.Job) if field.name in arguments}
     same |= {"keys": tuple(arguments.keys), "lineage": not arguments.no_lineage, "engine": arguments.tokenizer_engine}
     same |= {"inputs": (*arguments.inputs, *arguments.input), "filters": parse_filters(arguments)}
-    codec = arguments.codec or (COMPRESSED if arguments.compress else "raw")
+    codec = arguments.codec or ("zstd" if arguments.compress else "raw")
     return binidx.Job(**{**same, "tokenizer": parse_tokenizer(arguments), "codec": codec})
 
 

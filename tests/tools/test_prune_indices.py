@@ -14,7 +14,7 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
-from binidx.index.cache.index_cache import BUILT
+from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.lease import Lease
 from binidx.index.cache.pruning import find_indices
 from binidx.storage.location import Location
@@ -45,7 +45,7 @@ def num_built(run: str, cache: str | None = None) -> int:
     if cache is not None:
         loaded = replace(loaded, config=replace(loaded.config, path_to_cache=cache))
     loaded.build(on_outcome=lambda outcome: outcomes.append(outcome.how))
-    return outcomes.count(BUILT)
+    return outcomes.count(Outcome.BUILT)
 
 
 @pytest.mark.parametrize("kept", ["run", "cyclic", "staged"])

@@ -19,7 +19,7 @@ from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.served import is_blend, is_read_plan, list_parts
+from binidx.dataset.served import is_blend, list_parts
 from binidx.dataset.split_requests import request_splits
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
@@ -183,7 +183,7 @@ class LoadedDataset(DatasetView):
                 f"{built}: no sample (found no document, or fewer tokens than {needed}); give more data, a smaller "
                 "sequence_length, or num_samples, which repeats the documents"
             )
-        if config.read_plan and not is_read_plan(built) and is_first_rank():
+        if config.read_plan and list_parts(built) and is_first_rank():  # no read plan was there
             threading.Thread(
                 target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
             ).start()

@@ -48,7 +48,6 @@ from binidx.storage.open import SEGMENTS, open_stored
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
 from binidx.storage.store_protocols import Prices
-from binidx.storage.stores.registry import open_store
 
 SECONDS_PER_DOCUMENT = 20e-9
 """Build time for each document of each epoch, samples included: `python -m tests.bench billion` on two cores."""
@@ -336,7 +335,7 @@ def source_costs(
                 filled = ReadCost(ceil(fill.node_bytes / EXTENT_BYTES), part * medium.stored_bytes)
                 reading = filled.times(nodes) + reading.times(1 - part)
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
-        prices = open_store(dataset.prefix.uri, run.config.storage_options).prices()
+        prices = dataset.prefix.store.prices()
         costs.append(Costs(dataset, *counts, prices, pieces, reading, epoch_bytes, fill))
     return costs
 
