@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import binidx
-from binidx import json_models
+from binidx import describe_tokenizer, json_models
 from binidx.corpus.convert_owner import OWNER_FILE, BegunObject, ConvertOwner, OwnerFields
 from binidx.dataset.pinned_run import PINNED_FILE, PinnedPair, PinnedRun
 from binidx.errors import BinidxError, ConfigError, FormatError
@@ -28,17 +28,17 @@ from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import INDEX_MANIFEST_FILE, Manifest, StoredArray
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
-from binidx.order.stored.baked_order import BAKED_FILE, Baked, read_baked
+from binidx.order.stored.baked_order import BAKED_FILE, Baked
 from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
-from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
-from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.location import Location
+from binidx.tokenizers.describe import CONFIG
+from binidx.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 
 IDENTITY = {"size": 8, "etag": '"e"'}
 CONFIGURED = binidx.GPTDatasetConfig(
@@ -343,7 +343,7 @@ def huge(path: Path) -> str:
 LARGE: dict[str, tuple[str, Callable[[str], Any], type[BinidxError]]] = {
     "run": ("run.json", binidx.Run.load, ConfigError),
     "packed": ("packed.json", load_packed_run, ConfigError),
-    "baked": ("baked.json", lambda uri: read_baked(Location.of(uri)), FormatError),
+    "baked": ("baked.json", lambda uri: Baked.read(Location.of(uri)), FormatError),
     "read plan": ("readplan.json", lambda uri: read_plan(Location.of(uri)), FormatError),
     "parts": ("x.parts.json", lambda uri: read_parts(Location.of(uri.removesuffix(".parts.json"))), FormatError),
     "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(Location.of(uri)), FormatError),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from binidx.corpus.origins import find_named
 from binidx.errors import ConfigError, FormatError
+from binidx.format.sidecars.lineage import find_named
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads

@@ -9,13 +9,11 @@ from typing import Any
 
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
 from binidx.dataset.served import is_blend
-from binidx.errors import StorageError
-from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
-from binidx.index.cache.index_files import MANIFEST, NpyLayout
+from binidx.index.cache.index_cache import Outcome
+from binidx.index.cache.index_files import NpyLayout
 from binidx.order.requests import find_blend
 from binidx.order.source_order import distinct_sequences
 from binidx.run.run_file import Run
-from binidx.storage.requests.remote_object import object_exists
 
 from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table
 
@@ -28,7 +26,7 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
     bar.begin("indices", num_indices(wanted), 0, "indices")
 
     def record(outcome: Outcome) -> None:
-        outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
+        outcomes[outcome.files.name] = outcome if outcome.is_written() else replace(outcome, how=UNWRITTEN)
         bar.advance(1)
 
     built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
@@ -36,14 +34,6 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
     named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
     rows = [describe_index(each, name.rpartition("-")[2], outcomes.get(name)) for name, each in named.items()]
     return rows, pin_run(wanted.config, [*named.values()] if pin else [])
-
-
-def is_there(outcome: Outcome) -> bool:
-    """Return False if an index was built but not written, for which the build only logs a warning; else True."""
-    try:
-        return outcome.how != BUILT or object_exists(outcome.files.file(MANIFEST))
-    except StorageError:
-        return False
 
 
 def num_indices(wanted: Run) -> int:
@@ -64,9 +54,9 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
         outcome: how the index was made; None if it is not kept.
     """
     arrays = dataset.index_arrays
-    how = outcome.how if outcome else NOT_KEPT
+    how = outcome.how if outcome else Outcome.NOT_KEPT
     blended = is_blend(dataset)
-    files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
+    files = outcome.files if outcome and how not in (Outcome.NOT_KEPT, UNWRITTEN) else None
     return {
         "split": split,
         "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
@@ -84,7 +74,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
 def describe_indices(rows: Sequence[dict[str, Any]]) -> str:
     """Return the indices as text: a table of counts, then the locations of the files, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
-    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != Outcome.NOT_KEPT]
     lines = [table(head, [_cells(row) for row in shown])]
     for directory in dict.fromkeys(row["directory"] for row in shown[:MOST_ROWS] if row["directory"]):
         lines.append(f"\n{directory}")
@@ -105,5 +95,5 @@ def _sum(rows: Sequence[dict[str, Any]]) -> str:
     counts = Counter(row["how"] for row in rows)
     kept = sum(row["num_bytes"] for row in rows if row["directory"])
     text = ", ".join(f"{count} {how}" for how, count in counts.items())
-    small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
+    small = "; what is not kept is built at each start, sooner than fetched" if counts[Outcome.NOT_KEPT] else ""
     return f"{len(rows)} {'index' if len(rows) == 1 else 'indices'}: {text}; {human_bytes(kept)} kept{small}"

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
+from binidx.format.sidecars.lineage import origin_text
 from binidx.format.tokens import index_of
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
-from binidx.prepare.tokenizers import engine_choice
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.load import load_dataset
 from binidx.run.provenance.exposures import EXPOSURE_STEPS, Exposures
 from binidx.run.provenance.history import LoadPacked, RunHistory, Runs
@@ -27,6 +25,8 @@ from binidx.run.run_file import Run, is_packed_run
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.library import open_decoder
 
 from ._display import print_above, print_note
 from ._options import chosen
@@ -188,7 +188,7 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[lis
     """
     if uri is None:
         return None
-    return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
+    return open_decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
 MANY_DOCUMENTS = 10_000

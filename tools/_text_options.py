@@ -13,7 +13,7 @@ from ._options import Names, add_json, chosen
 
 if TYPE_CHECKING:
     from binidx.prepare.text.batch import Filters
-    from binidx.prepare.tokenizers.spec import TokenizerSpec
+    from binidx.tokenizers.spec import TokenizerSpec
 
 
 MEGATRON_TYPES = {
@@ -55,7 +55,7 @@ def add_tokenizer(group: Any) -> None:
 
 def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     """Return the tokenizer that the options name."""
-    from binidx.prepare.tokenizers.describe import describe_tokenizer
+    from binidx.tokenizers.describe import describe_tokenizer
 
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:

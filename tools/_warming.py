@@ -15,7 +15,6 @@ from binidx.format.pair import open_bin
 from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import Job
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
@@ -24,6 +23,9 @@ from binidx.storage.requests.remote_object import object_exists
 
 if TYPE_CHECKING:
     from binidx.loader.dataset_protocols import LocatedSamples
+
+Job = tuple[DiskCache, Sequence[Range]]
+"""An object, and the ranges of it to cache."""
 
 
 def find_jobs(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:

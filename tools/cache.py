@@ -97,7 +97,7 @@ def cache_directory(arguments: argparse.Namespace) -> str:
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """Fetch objects, or the bytes that a run reads, into the cache; print a summary."""
-    from binidx.storage.cache.maintenance import wanted_bytes, warm
+    from binidx.storage.cache.maintenance import Warming
     from binidx.storage.settings import OURS, ReadSettings
 
     from ._warming import find_jobs
@@ -108,18 +108,18 @@ def run_warm(arguments: argparse.Namespace) -> int:
     if arguments.bytes is not None:
         ours["cache_bytes"] = arguments.bytes
     options = {**given, OURS: ours}
-    jobs = find_jobs(arguments, options)
-    total, limit = wanted_bytes(jobs), ReadSettings.of(options).cache_bytes
+    warming = Warming(find_jobs(arguments, options))
+    total, limit = warming.wanted_bytes, ReadSettings.of(options).cache_bytes
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
     began = time.monotonic()
     arguments.watch.begin("warm", total, 0)
-    done = warm(jobs, arguments.watch.advance)
+    done = warming.run(arguments.watch.advance)
     seconds = time.monotonic() - began
-    values = {**asdict(done), "num_objects": len(jobs), "seconds": seconds}
+    values = {**asdict(done), "num_objects": len(warming.jobs), "seconds": seconds}
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
     rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
-    lines = [f"{directory}: {human_bytes(done.num_bytes)} of {counts(objects=len(jobs))}"]
+    lines = [f"{directory}: {human_bytes(done.num_bytes)} of {counts(objects=len(warming.jobs))}"]
     lines.append(f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}")
     if done.lacking_bytes:
         lines.append(f"  {human_bytes(done.lacking_bytes)} did not fit: raise --bytes, or prune")
@@ -176,7 +176,7 @@ def run_prune(arguments: argparse.Namespace) -> None:
 
 def prune_indices(arguments: argparse.Namespace) -> None:
     """Remove the old indices of a `path_to_cache` that no run needs, and print all of its indices."""
-    from binidx.index.cache.pruning import BUILDING, REMOVE, find_indices, remove_index
+    from binidx.index.cache.pruning import find_indices
     from binidx.run.needed_indices import NeededIndices
     from binidx.run.run_file import Run
     from binidx.storage.location import Location
@@ -187,14 +187,14 @@ def prune_indices(arguments: argparse.Namespace) -> None:
     needed = NeededIndices.of([Run.load(uri, options) for uri in arguments.keep])
     directory = Location(arguments.indices, options)
     for index in find_indices(directory, needed.has, arguments.older_than, now):
-        state = index.state
-        if state == REMOVE and not arguments.dry_run:
-            state = "removed" if remove_index(directory, index) else BUILDING
+        state: str = index.state
+        if state == "remove" and not arguments.dry_run:
+            state = "removed" if index.remove(directory) else "being built"
         measured = {"num_bytes": index.num_bytes, "changed_at": index.changed_at}
-        rows.append({**asdict(replace(index, state=state)), **measured})
+        rows.append({**asdict(index), "state": state, **measured})
         age_seconds = max(now - index.changed_at, 0.0)
         cells.append([index.name, human_bytes(index.num_bytes), human_seconds(age_seconds), state])
-    gone = sum(row["num_bytes"] for row in rows if row["state"] in (REMOVE, "removed"))
+    gone = sum(row["num_bytes"] for row in rows if row["state"] in ("remove", "removed"))
     text = f"{human_bytes(gone)} {'would be ' if arguments.dry_run else ''}removed"
     result = {"indices": rows, "removed_bytes": 0 if arguments.dry_run else gone}
     print_result(result, f"{table(['index', 'size', 'age', 'state'], cells)}\n{text}", arguments)

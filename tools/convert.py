@@ -66,9 +66,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 def convert(arguments: argparse.Namespace) -> None:
     """Copy the dataset, and print a summary."""
     from binidx.corpus.convert import StorageFormat, convert_dataset
-    from binidx.storage.open import COMPRESSED
 
-    encoded = arguments.codec or (COMPRESSED if arguments.level is not None else None)
+    encoded = arguments.codec or ("zstd" if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
     options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")

@@ -180,7 +180,7 @@ def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[
 
 
 def _blocks(documents: Sequence[dict[str, Any]]) -> str:
-    from binidx.corpus.origins import origin_text
+    from binidx.format.sidecars.lineage import origin_text
 
     lines = list[str]()
     for each in documents:

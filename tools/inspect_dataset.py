@@ -121,7 +121,7 @@ def exact_bytes(count: int) -> str:
 
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """Return the texts of documents as lines for a terminal of `columns` columns."""
-    from binidx.corpus.origins import origin_text
+    from binidx.format.sidecars.lineage import origin_text
 
     lines = ["text"] if texts else []
     for start in texts:

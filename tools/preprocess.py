@@ -132,7 +132,7 @@ def make(arguments: argparse.Namespace) -> int | None:
 def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
     """Print the first documents with their tokens, the datasets that the job would write, and its estimate."""
     from binidx.prepare.preprocess.estimate import estimate_tokens, first_documents
-    from binidx.prepare.tokenizers.engine_choice import open_decoder
+    from binidx.tokenizers.library import open_decoder
 
     shown, decode = first_documents(job, 3), open_decoder(job.tokenizer, job.source_options)
     same = {name: vars(job)[name] for name in ("keys", "append_eod", "filters", "format", "engine", "source_options")}
@@ -150,12 +150,11 @@ def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
 
 def parse_job(arguments: argparse.Namespace) -> binidx.Job:
     """Return the job that the options describe: those with the name of a field of it, and those with another form."""
-    from binidx.storage.open import COMPRESSED
 
     same = {field.name: vars(arguments)[field.name] for field in fields(binidx.Job) if field.name in arguments}
     same |= {"keys": tuple(arguments.keys), "lineage": not arguments.no_lineage, "engine": arguments.tokenizer_engine}
     same |= {"inputs": (*arguments.inputs, *arguments.input), "filters": parse_filters(arguments)}
-    codec = arguments.codec or (COMPRESSED if arguments.compress else "raw")
+    codec = arguments.codec or ("zstd" if arguments.compress else "raw")
     return binidx.Job(**{**same, "tokenizer": parse_tokenizer(arguments), "codec": codec})
 
 

@@ -28,7 +28,6 @@ from binidx.order.staged.window_order import LengthStage as LengthStage
 from binidx.order.view import View as View
 from binidx.prepare.preprocess.job import Job as Job
 from binidx.prepare.preprocess.preprocess import preprocess as preprocess
-from binidx.prepare.tokenizers.describe import describe_tokenizer as describe_tokenizer
 from binidx.run.display.sample_text import show_sample as show_sample
 from binidx.run.display.timeline import build_timeline as build_timeline
 from binidx.run.load import load_dataset as load_dataset
@@ -45,5 +44,6 @@ from binidx.storage.open import open_object as open_object
 from binidx.storage.open import register_codec as register_codec
 from binidx.storage.stats import report as report
 from binidx.storage.stores.registry import register_store as register_store
+from binidx.tokenizers.describe import describe_tokenizer as describe_tokenizer
 
 __version__: str

@@ -6,10 +6,7 @@ The core reads and writes token data and serves its samples. `binidx.corpus`, `p
 
 from __future__ import annotations
 
-from binidx.lazy_names import lazy_names, read_stub
+from binidx.lazy_names import export_stub
 
-HOMES = read_stub(__file__)
-"""Module of each name."""
-
-__all__ = sorted(HOMES)
-__getattr__, __dir__ = lazy_names(__name__, HOMES)
+HOMES, __all__, __getattr__, __dir__ = export_stub(__name__, __file__)
+"""Module of each name, and the hooks by which they are loaded."""

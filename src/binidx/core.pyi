@@ -24,10 +24,7 @@ from binidx.storage.requests.remote_object import object_identity as object_iden
 from binidx.storage.requests.remote_object import read_small as read_small
 from binidx.storage.settings import ReadSettings as ReadSettings
 from binidx.storage.store_protocols import ListableStore as ListableStore
-from binidx.storage.store_protocols import ObjectInfo as ObjectInfo
 from binidx.storage.store_protocols import Prices as Prices
-from binidx.storage.store_protocols import ReadableStore as ReadableStore
-from binidx.storage.store_protocols import WritableStore as WritableStore
 from binidx.storage.stores.identity import same_identity as same_identity
 from binidx.storage.threads import OPENS as OPENS
 from binidx.storage.threads import READS as READS
@@ -63,6 +60,13 @@ from binidx.format.tokens import index_of as index_of
 from binidx.format.virtual import PARTS as PARTS
 from binidx.format.virtual import check_named as check_named
 
+# Tokenizers: their descriptions, their text
+from binidx.tokenizers.describe import describe_tokenizer as describe_tokenizer
+from binidx.tokenizers.library import LibraryError as LibraryError
+from binidx.tokenizers.library import open_decoder as open_decoder
+from binidx.tokenizers.spec import TokenizerSpec as TokenizerSpec
+from binidx.tokenizers.token_bytes import token_table as token_table
+
 # Order: the tokens of each sample
 from binidx.order.blended_order import BlendedOrder as BlendedOrder
 from binidx.order.order_protocols import Bounds as Bounds
@@ -70,10 +74,9 @@ from binidx.order.order_protocols import Numbers as Numbers
 from binidx.order.order_protocols import Order as Order
 from binidx.order.order_protocols import Source as Source
 from binidx.order.order_protocols import Spans as Spans
+from binidx.order.reads import OrderReads as OrderReads
 from binidx.order.reads import SampleOrigins as SampleOrigins
 from binidx.order.reads import TokenReads as TokenReads
-from binidx.order.reads import find_samples as find_samples
-from binidx.order.reads import trace_reads as trace_reads
 from binidx.order.requests import find_blend as find_blend
 from binidx.order.source_order import SourceOrder as SourceOrder
 from binidx.order.source_order import StoredSource as StoredSource
@@ -89,7 +92,6 @@ from binidx.loader.samplers import DataloaderType as DataloaderType
 
 # Work in parts, on processes or machines, and files of JSON
 from binidx.jobs.parts import JobFolder as JobFolder
-from binidx.jobs.parts import JobPart as JobPart
 from binidx.jobs.parts import JobStage as JobStage
 from binidx.jobs.parts import Shard as Shard
 from binidx.jobs.parts import Values as Values

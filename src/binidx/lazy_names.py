@@ -40,6 +40,16 @@ def lazy_names(module: str, homes: dict[str, str]) -> tuple[Callable[[str], Any]
     return load, lambda: sorted(homes)
 
 
+def export_stub(module: str, file: str) -> tuple[Any, ...]:
+    """Return the module of each name of a stub; `__all__`, `__getattr__` and `__dir__` of the module beside it.
+
+    Args:
+        module, file: its name and path.
+    """
+    homes = read_stub(file)
+    return homes, sorted(homes), *lazy_names(module, homes)
+
+
 def load_moved(old: str, name: str, new: str) -> Any:
     """Return a name of the module `new` that the module `old` had, with a DeprecationWarning at the caller's caller."""
     import warnings

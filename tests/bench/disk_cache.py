@@ -23,7 +23,7 @@ from servers.seaweed import s3_server
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import warm
+from binidx.storage.cache.maintenance import Warming
 from binidx.storage.stores.local import LocalFile
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
 from tests.bench.remote import remote_seconds
@@ -56,7 +56,7 @@ def against_local_file(directory: Path, prefix: str) -> list[Row]:
     reader, file = ours.dataset.bin_reader, local.dataset.bin_reader
     assert isinstance(reader, DiskCache)
     assert isinstance(file, LocalFile)
-    first = seconds(lambda: warm([(reader, [(0, reader.size)])]))
+    first = seconds(lambda: Warming([(reader, [(0, reader.size)])]).run())
     idxs = np.random.default_rng(0).integers(0, len(ours), NUM_SAMPLES).tolist()
     batches = [idxs[at : at + BATCH] for at in range(0, NUM_SAMPLES, BATCH)]
     kept, mapped = interleaved_medians(

@@ -35,13 +35,13 @@ from demo.corpus import EOD, build_corpus, train_bpe
 from servers.latency_proxy import latency_proxy
 from servers.seaweed import s3_server
 
+from binidx import describe_tokenizer
 from binidx.jobs.engines import LocalExecutor
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Slice, plan_slices
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 

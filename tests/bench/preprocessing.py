@@ -112,10 +112,10 @@ def by_files(encode_files: Any, parallel: bool, source: str, prefix: str) -> Non
 
 
 def by_ours(engine: str, executor: Executor | None, source: str, tokenizer: str, prefix: str) -> None:
+    from binidx import describe_tokenizer
     from binidx.jobs.engines import configure_malloc
     from binidx.prepare.preprocess.job import Job
     from binidx.prepare.preprocess.preprocess import preprocess
-    from binidx.prepare.tokenizers.describe import describe_tokenizer
 
     configure_malloc()  # as a worker does
     spec = describe_tokenizer(tokenizer, eod=Encoder.eod)

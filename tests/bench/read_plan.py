@@ -25,7 +25,7 @@ from servers.latency_proxy import Proxy
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.format.idx import format_idx_header
-from binidx.jobs.parts import ONE_THREAD
+from binidx.jobs.parts import Workers
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule
 from tests.bench.cold_start import start
@@ -73,7 +73,7 @@ def plan_rows(planned: Mapping[str, Any], pieces: int) -> list[Row]:
     plan = binidx.plan_reads(order, range(order.num_steps() or 0))
     with tempfile.TemporaryDirectory() as scratch:
         began = time.process_time()
-        binidx.write_read_plan(order, scratch, plan, workers=ONE_THREAD)
+        binidx.write_read_plan(order, scratch, plan, workers=Workers(count=1))
         seconds = time.process_time() - began
         size = sum(file.stat().st_size for file in Path(scratch).glob("*.rows"))
         binidx.write_read_plan(order, planned["plan"], plan)

@@ -30,7 +30,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.maintenance import warm
+from binidx.storage.cache.maintenance import Warming
 from binidx.storage.codecs.checksums import SUMMED_BYTES, CheckedObject
 from binidx.storage.codecs.segments import SEGMENT_BYTES, SegmentedObject, SegmentWriter
 from binidx.storage.interfaces import Range, RangeReader
@@ -203,7 +203,7 @@ def warming(data: Data, directory: Path) -> Row:
     def fill(path: Path) -> None:
         with open_far([path], thin, cache_dir=f"{directory}/{data.name}-cache{next(number)}") as (reader,):
             assert isinstance(reader, DiskCache)
-            times.append(remote_seconds("warming", DELAY_MS, lambda: warm([(reader, [(0, reader.size)])])))
+            times.append(remote_seconds("warming", DELAY_MS, lambda: Warming([(reader, [(0, reader.size)])]).run()))
 
     times: list[float] = []
     for path in data.files * 3:

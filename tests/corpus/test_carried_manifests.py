@@ -15,13 +15,13 @@ from demo.corpus import EOD
 from helpers.preprocess_jobs import job_of, run, texts, tokenizer_path, write_lines
 
 import binidx
+from binidx import describe_tokenizer
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
-from binidx.jobs.parts import ONE_THREAD
-from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.jobs.parts import Workers
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.tools import main
@@ -57,7 +57,7 @@ def shuffled(sources: list[str], target: str) -> None:
 
 
 def shuffled_in_parts(sources: list[str], target: str) -> None:
-    shuffle_datasets(sources, target, seed=1, workers=ONE_THREAD)
+    shuffle_datasets(sources, target, seed=1, workers=Workers(count=1))
 
 
 def head(sources: list[str], target: str) -> None:

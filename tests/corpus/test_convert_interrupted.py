@@ -11,10 +11,10 @@ import pytest
 from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
+from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import CancelledReadError, ObjectExistsError
 from binidx.storage.codecs.segments import SEGMENT_BYTES
-from binidx.storage.writing.copy import CorruptCopyError
 
 TOKENS = np.random.default_rng(1).integers(0, 65536, 3 * SEGMENT_BYTES // 2 - 9, dtype=np.uint16)
 

@@ -21,19 +21,21 @@ from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from binidx.corpus import origins
 from binidx.corpus.convert import convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
+from binidx.corpus.lineage import lineage_transfer
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.format.sidecars import lineage
 from binidx.storage.location import Location
 
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origins, "BATCH_ROWS", 40)
+    for module in (lineage, lineage_transfer):
+        monkeypatch.setattr(module, "BATCH_ROWS", 40)
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_a_lineage_whose_sources_are_no_text_is_refused(tmp_path: Path) -> None:
     columns = {"source": [b"a"], "row": [0], "byte": [0], "id": ["x"], "hash": pa.array([0], pa.uint64())}
     parquet.write_table(pa.table(columns), tmp_path / f"a{END}")
     with pytest.raises(FormatError, match=r"lineage.parquet: is no lineage \("):
-        origins.documents_at(Location.of(tmp_path / "a"), "a", 0)
+        lineage.documents_at(Location.of(tmp_path / "a"), "a", 0)
 
 
 def test_a_sidecar_that_is_not_the_datasets_leaves_nothing(sources: list[str], tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from helpers.lineage_data import build_with_lineage, read_lineage
 
-from binidx.corpus.origins import documents_at, documents_with_id
+from binidx.corpus.lineage import lineage_writer
 from binidx.errors import ObjectNotFoundError
-from binidx.format.sidecars import lineage
+from binidx.format.sidecars.lineage import documents_at, documents_with_id
 from binidx.storage.location import Location
 
 COUNT = 90
@@ -16,7 +16,7 @@ COUNT = 90
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lineage, "GROUP_ROWS", 20)
+        patch.setattr(lineage_writer, "GROUP_ROWS", 20)
         return build_with_lineage(tmp_path_factory.mktemp("origins") / "en", COUNT, 1)
 
 

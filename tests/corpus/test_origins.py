@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
-from binidx.corpus.origins import origin_text, read_origins
+from binidx.corpus.lineage import lineage_writer
 from binidx.errors import FormatError
-from binidx.format.sidecars import lineage
+from binidx.format.sidecars.lineage import origin_text, read_origins
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
@@ -24,7 +24,7 @@ COUNT = 90
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lineage, "GROUP_ROWS", 20)
+        patch.setattr(lineage_writer, "GROUP_ROWS", 20)
         return build_with_lineage(tmp_path_factory.mktemp("origins") / "en", COUNT, 1)
 
 
@@ -49,9 +49,11 @@ def test_it_reads_well() -> None:
 
 def test_only_the_row_groups_that_hold_them_are_read(s3: Bucket, tmp_path: Path) -> None:
     count, rng = 1_000_000, np.random.default_rng(0)
-    writer = lineage.LineageWriter(Location.of(f"{tmp_path}/en{END}"))
+    writer = lineage_writer.LineageWriter(Location.of(f"{tmp_path}/en{END}"))
     hashes = rng.integers(0, 2**63, count).astype(np.uint64)
-    writer.write(lineage.build_lineage_table(["a"], np.zeros(count, np.int32), np.arange(count), None, None, hashes))
+    writer.write(
+        lineage_writer.build_lineage_table(["a"], np.zeros(count, np.int32), np.arange(count), None, None, hashes)
+    )
     writer.publish()
     uri, size = f"{s3.fresh()}/en", Path(f"{tmp_path}/en{END}").stat().st_size
     with create_object(Location.of(uri + END)) as out:

@@ -246,8 +246,8 @@ LONG_IDS = """
 import sys
 import numpy as np
 import pyarrow as pa
-from binidx.corpus.origins import shuffle_lineage
-from binidx.format.sidecars.lineage import build_lineage_table
+from binidx.corpus.lineage.lineage_transfer import shuffle_lineage
+from binidx.corpus.lineage.lineage_writer import build_lineage_table
 
 def tables():
     yield build_lineage_table(["a"], np.zeros(8192, np.int32), np.arange(8192), None, None, None)

@@ -18,6 +18,7 @@ from helpers.lineage_data import build_with_lineage
 from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
+from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.corpus.verify import verify_dataset
@@ -25,7 +26,6 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectEx
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import CorruptCopyError
 from binidx.storage.writing.publish import write_object
 from binidx.tools import main
 

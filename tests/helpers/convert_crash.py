@@ -13,12 +13,13 @@ import os
 import sys
 
 from binidx.corpus import token_parts
+from binidx.corpus.block_digests import same_content
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.writing.copy import SilentWatcher, same_content
+from binidx.storage.writing.copy import SilentWatcher
 
 
 class Dying:

@@ -418,8 +418,8 @@ def job_record(folder: Path) -> Kind:
 def lineage(folder: Path) -> Kind:
     import numpy as np
 
-    from binidx.corpus.origins import documents_at, documents_with_id, read_origins
-    from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
+    from binidx.corpus.lineage.lineage_writer import LineageWriter, build_lineage_table
+    from binidx.format.sidecars.lineage import documents_at, documents_with_id, read_origins
 
     path, count = folder / "a.lineage.parquet", 50
     writer, numbers = LineageWriter(Location.of(str(path))), np.arange(count)
@@ -447,7 +447,7 @@ def tokenizer(kind: str, suffix: str) -> Callable[[Path], Kind]:
     def made(folder: Path) -> Kind:
         from helpers import trained_tokenizers
 
-        from binidx.prepare.tokenizers.describe import describe_tokenizer
+        from binidx import describe_tokenizer
         from binidx.prepare.tokenizers.engine_choice import choose_engine, reference_engine
 
         path = folder / f"tokenizer{suffix}"
@@ -486,7 +486,7 @@ def shortened(whole: bytes) -> bytes:
 def tokenizer_config(folder: Path) -> Kind:
     from helpers import trained_tokenizers
 
-    from binidx.prepare.tokenizers.describe import describe_tokenizer
+    from binidx import describe_tokenizer
 
     trained_tokenizers.save("gpt2", folder)
     token = {"content": "<|endoftext|>", "special": True, "lstrip": False}

@@ -11,7 +11,7 @@ import xxhash
 from helpers.random_datasets import build_ours, random_documents
 from helpers.shuffle_oracle import read_documents
 
-from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
+from binidx.corpus.lineage.lineage_writer import LineageWriter, build_lineage_table
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.location import Location
 from binidx.storage.open import open_object

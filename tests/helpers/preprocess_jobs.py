@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from demo.corpus import EOD, train_bpe
 
-from binidx.jobs.parts import ONE_THREAD, make_parts
+from binidx import describe_tokenizer
+from binidx.jobs.parts import Workers, make_parts
 from binidx.prepare.preprocess.job import Job, Part
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import Report, preprocess
 from binidx.prepare.preprocess.record import Record
 from binidx.prepare.preprocess.tokenize_part import make_part
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.open import open_object, read_whole
 
 WORDS = ["the", "sea", "wrote", "tokens", "été", "naïve", "雨", "🙂", "in", "1234", "def f(x):", "\n", "quietly", "  "]
@@ -91,7 +91,7 @@ def run(job: Job, **options: Any) -> Report:
 
 def make_recorded(job: Job, part: Part) -> Record:
     """The record of a part, which is made if it has none."""
-    return make_parts(functools.partial(make_part, job), [part], ONE_THREAD, JobFiles(job))[part.name]
+    return make_parts(functools.partial(make_part, job), [part], Workers(count=1), JobFiles(job))[part.name]
 
 
 def files_of(prefix: Any, suffix: str = ".bin") -> tuple[bytes, bytes]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binidx.corpus import origins, shuffle, shuffle_buckets
+from binidx.corpus import shuffle, shuffle_buckets
+from binidx.corpus.lineage import lineage_transfer
 from binidx.corpus.shuffle_buckets import shuffle_keys
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.text import line_shuffle
@@ -47,7 +48,7 @@ def small_buckets(
         plan_shuffle(*given)
         return shuffle_buckets.ShufflePlan(num_buckets, round_bytes, bucket_bytes)
 
-    for module in (shuffle, line_shuffle, origins):
+    for module in (shuffle, line_shuffle, lineage_transfer):
         patch.setattr(module, "plan_shuffle", plan)
     patch.setattr(shuffle_buckets, "BUCKET_CHUNK_BYTES", chunk_bytes)
     patch.setattr(shuffle_buckets, "BUCKET_EXTENT_BYTES", extent_bytes)

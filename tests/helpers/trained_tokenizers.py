@@ -14,10 +14,10 @@ from demo.corpus import build_corpus
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from binidx.prepare.tokenizers.describe import QWEN2
 from binidx.prepare.tokenizers.engine import Encoded
 from binidx.prepare.tokenizers.engine_choice import ENGINES
-from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.tokenizers.describe import QWEN2
+from binidx.tokenizers.spec import TokenizerSpec
 
 EOT = "<|endoftext|>"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

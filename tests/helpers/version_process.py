@@ -19,7 +19,7 @@ binidx.index.cache.manifest.ALGORITHM = int(sys.argv[1])
 import numpy as np  # noqa: E402
 import xxhash  # noqa: E402
 
-from binidx.index.cache.index_cache import BUILT, IndexCache  # noqa: E402
+from binidx.index.cache.index_cache import IndexCache, Outcome  # noqa: E402
 from binidx.run.run_file import Run  # noqa: E402
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -45,7 +45,7 @@ def main(changed: str, run: str) -> None:
     [train, *_] = Run.load(run).build(on_outcome=lambda outcome: outcomes.append(outcome.how))
     arrays = [np.ascontiguousarray(getattr(dataset, name)) for dataset in train.datasets for name in ARRAYS]
     digests = [xxhash.xxh3_64_hexdigest(array) for array in arrays]
-    print(json.dumps({"built": outcomes.count(BUILT), "digests": digests}))
+    print(json.dumps({"built": outcomes.count(Outcome.BUILT), "digests": digests}))
 
 
 class Changed:

@@ -10,18 +10,9 @@ import pytest
 
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.jobs import parts as module
-from binidx.jobs.parts import (
-    ONE_THREAD,
-    JobFolder,
-    JobStage,
-    RangePart,
-    Shard,
-    Workers,
-    finish_once,
-    make_parts,
-    run_stages,
-)
+from binidx.jobs.parts import JobFolder, JobStage, Shard, Workers, finish_once, make_parts, run_stages
 from binidx.jobs.runner import ATTEMPTS
+from binidx.run.run_parts import RangePart
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import SilentWatcher, Unit
 
@@ -119,11 +110,11 @@ def test_a_stage_goes_on_with_its_records_and_counts_them_as_done(tmp_path: Path
     (results,), missing = run_stages(stages, folder_of(tmp_path), Workers(count=1, shard=Shard(0, 2)), first)
     assert (made, missing, results.num_made) == (["a", "c"], 1, 2)
     assert (first.begun, first.advanced) == ([("count", 8, 0, "rows")], 8)
-    (results,), missing = run_stages(stages, folder_of(tmp_path), ONE_THREAD, again)
+    (results,), missing = run_stages(stages, folder_of(tmp_path), Workers(count=1), again)
     assert (made[2:], missing, results.num_made) == (["b"], 0, 1)
     assert results == {part.name: {"size": part.size} for part in PARTS}
     assert (again.begun, again.advanced) == ([("count", 12, 8, "rows")], 4)
-    run_stages(stages, folder_of(tmp_path), ONE_THREAD, empty)
+    run_stages(stages, folder_of(tmp_path), Workers(count=1), empty)
     assert (made[3:], empty.begun, empty.advanced) == ([], [], 0)
     folder_of(tmp_path).remove(PARTS)
     assert not (tmp_path / "job").exists()
@@ -134,7 +125,7 @@ def test_a_record_of_another_version_names_the_remedy(tmp_path: Path) -> None:
     folder.claim()
     Path(folder.file(PARTS[0]).uri).write_text(json.dumps({"binidx_record": 2, "result": {}}))
     with pytest.raises(FormatError, match=r"a.json: .*expected 1 .found 2.; delete it and give the same command again"):
-        make_parts(lambda part: {}, PARTS, ONE_THREAD, folder)
+        make_parts(lambda part: {}, PARTS, Workers(count=1), folder)
 
 
 @pytest.mark.parametrize("error", [ObjectChangedError("changed"), FormatError("bad")])

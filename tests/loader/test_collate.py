@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.loader.collate import WorkerBatch, pack_batch
-from binidx.loader.shared_blocks import SharedBlocks, receive_block
+from binidx.loader.collate import SharedBlocks, WorkerBatch, pack_batch, receive_block
 
 
 def assert_same_batch(found: Any, needed: Any) -> None:

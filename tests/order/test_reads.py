@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import binidx
-from binidx.order.reads import TokenReads, count_inputs, find_samples, read_text, trace_reads
+from binidx.order.reads import OrderReads, TokenReads
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.run_order import RunOrder
@@ -51,20 +51,20 @@ def served(dataset: Any) -> list[list[int]]:
 def test_the_last_label_is_no_input(prefix: str, num_samples: int | None) -> None:
     dataset = load(prefix, num_samples=num_samples)
     order, samples = dataset.order, np.arange(len(dataset))
-    reads = trace_reads(order, samples)
+    reads = OrderReads(order).trace(samples)
     assert inputs_of(reads) == served(dataset)
-    assert [len(text) for text in read_text(order, samples)] == [S + 1] * len(samples)
+    assert [len(text) for text in OrderReads(order).read_text(samples)] == [S + 1] * len(samples)
     only_labels = np.flatnonzero((reads.inputs == 0) & (reads.length > 0))
     assert (reads.target[only_labels] == S).all()
     for piece in only_labels.tolist():  # `find` names the sample all the same
-        assert reads.owner[piece] in find_samples(order, 0, [int(reads.document[piece])])
-    assert count_inputs(order, samples, reads.source).tolist() == [S] * len(samples)
+        assert reads.owner[piece] in OrderReads(order).find(0, [int(reads.document[piece])])
+    assert OrderReads(order).count_inputs(samples, reads.source).tolist() == [S] * len(samples)
 
 
 def test_the_last_token_of_a_packed_document_is_an_input_without_a_label(prefix: str) -> None:
     order = load(prefix, order="best_fit").order
     assert order.ends_documents
-    reads = trace_reads(order, np.arange(len(order)))
+    reads = OrderReads(order).trace(np.arange(len(order)))
     whole = [piece for piece in range(len(reads.document)) if reads.target[piece] + reads.length[piece] <= S]
     assert (reads.inputs[whole] == reads.length[whole]).all()
 
@@ -72,21 +72,21 @@ def test_the_last_token_of_a_packed_document_is_an_input_without_a_label(prefix:
 def test_pads_are_not_read(prefix: str) -> None:
     order = binidx.load_dataset(prefix, 20, order="best_fit").wrapped.order
     samples = np.arange(len(order))
-    counts = count_inputs(order, samples, np.zeros_like(samples))
-    assert counts.tolist() == [len(row) for row in inputs_of(trace_reads(order, samples))]
+    counts = OrderReads(order).count_inputs(samples, np.zeros_like(samples))
+    assert counts.tolist() == [len(row) for row in inputs_of(OrderReads(order).trace(samples))]
     assert counts.min() < 20
 
 
 def test_masked_tokens_are_read(prefix: str) -> None:
     tokenizer = binidx.SpecialTokens(eod=1000, pad=-1)
     masked = load(prefix, tokenizer=tokenizer, eod_mask_loss=True, reset_attention_mask=True)
-    reads = [inputs_of(trace_reads(each.order, np.arange(len(each)))) for each in (masked, load(prefix))]
+    reads = [inputs_of(OrderReads(each.order).trace(np.arange(len(each)))) for each in (masked, load(prefix))]
     assert reads[0] == reads[1]
 
 
 def test_tokens_of_another_epoch_are_read_again(prefix: str) -> None:
     order = load(prefix, num_samples=30).order
-    rows = inputs_of(trace_reads(order, np.arange(len(order))))
+    rows = inputs_of(OrderReads(order).trace(np.arange(len(order))))
     tokens = [token for row in rows for token in row]
     assert max(map(tokens.count, {*tokens})) > 1
     assert len(tokens) == len(order) * S
@@ -94,7 +94,7 @@ def test_tokens_of_another_epoch_are_read_again(prefix: str) -> None:
 
 def test_dropped_tokens_and_samples_are_not_read(prefix: str) -> None:
     dataset = load(prefix)
-    rows = inputs_of(trace_reads(dataset.order, np.arange(len(dataset))))
+    rows = inputs_of(OrderReads(dataset.order).trace(np.arange(len(dataset))))
     assert sum(map(len, rows)) == (sum(LENGTHS) - 1) // S * S  # the stream's last tokens fill no sample
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(4, 2, 2), len(dataset)))
     found = count_exposures(order, {prefix: range(len(LENGTHS))}, order.num_steps() or 0)[prefix]
@@ -106,7 +106,7 @@ def test_skipped_iterations_read_without_training(prefix: str) -> None:
     schedule = BatchSchedule(4, 2, 2, skipped_steps=(1,))
     order = RunOrder.of_dataset(dataset, GlobalOrder(schedule, len(dataset)))
     found = count_exposures(order, {prefix: range(len(LENGTHS))}, 3)[prefix]
-    rows = inputs_of(trace_reads(dataset.order, np.arange(12)))
+    rows = inputs_of(OrderReads(dataset.order).trace(np.arange(12)))
     for document in range(len(LENGTHS)):
         holds = [any(token // 1000 == document for token in row) for row in rows]
         assert found.samples[document] == sum(holds)

@@ -9,7 +9,7 @@ import pytest
 from helpers.packed_runs import SEPARATOR, write_packed_run
 
 from binidx.errors import ConfigError
-from binidx.order.reads import find_samples, trace_reads
+from binidx.order.reads import OrderReads
 from binidx.packed import packed_order
 from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
@@ -129,9 +129,9 @@ def test_files_are_opened_as_they_are_needed(tmp_path: Path) -> None:
     files = PackedFiles(names, described["block_size"])
     sets = [PackedSet(len(names), files.num_blocks, 1, 0)]
     order = PackedBlocks(sets, ["web"], [files])
-    assert len(trace_reads(order, np.array([len(names) // 2 * files.num_blocks])).document)
+    assert len(OrderReads(order).trace(np.array([len(names) // 2 * files.num_blocks])).document)
     with pytest.raises(IndexError, match="document 4000, it has"):
-        find_samples(order, 0, [4000])
+        OrderReads(order).find(0, [4000])
     Path(f"{tmp_path}/packed/web.packed.json").unlink()
     with pytest.raises(ConfigError, match=r"web\.packed\.json: not found, so the documents of its files are not known"):
         PackedBlocks(sets, ["web"], [files]).select_sources(None)
@@ -143,9 +143,9 @@ def test_blocks_are_an_order_of_their_datasets(seed: int, tmp_path: Path) -> Non
     order = load_packed_run(file)
     check_order(order.order, seed=seed)
     later = np.array([choose.randrange(len(order.order)) for _ in range(5)], np.int64) + 2 * len(order.order)
-    again = trace_reads(order.order, later)
+    again = OrderReads(order.order).trace(later)
     assert (again.epoch == 2).all()
-    assert (again.document == trace_reads(order.order, later % len(order.order)).document).all()
+    assert (again.document == OrderReads(order.order).trace(later % len(order.order)).document).all()
     if order.num_steps() != 0:
         positions = np.array([order.reading.schedule.global_batch_size - 1, 0], np.int64)
         assert (order.reading.samples_at(positions) == order.readings(range(1)).sample[positions]).all()

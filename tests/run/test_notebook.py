@@ -13,7 +13,7 @@ from helpers.gpt_data import Tokenizer
 import binidx
 from binidx.errors import ConfigError
 from binidx.html_table import MOST_HTML_ROWS, format_html_table
-from binidx.order.reads import trace_reads
+from binidx.order.reads import OrderReads
 from binidx.run.plan.run_plan import plan_run
 
 
@@ -83,7 +83,7 @@ def test_a_shown_sample_has_its_documents_and_where_they_came_from(run: binidx.R
     train, order = run.build()[0], binidx.RunOrder.open(run)
     for number in range(0, 40, 7):
         shown = str(binidx.show_sample(train, number))
-        spans = trace_reads(order.order, np.array([number]))
+        spans = OrderReads(order.order).trace(np.array([number]))
         titles = [line for line in shown.splitlines() if line.startswith("── ")]
         pieces = zip(spans.document, spans.start, spans.length, strict=True)
         expected = [

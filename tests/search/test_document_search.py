@@ -13,15 +13,15 @@ from helpers.preprocess_jobs import tokenizer_path
 from helpers.trained_tokenizers import any_code_point
 from tokenizers import Tokenizer
 
+from binidx import describe_tokenizer
 from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.native import token_search
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.search.document_search import search_documents
+from binidx.tokenizers.token_bytes import token_table
 
 LETTERS = ["the ", "sea", " wrote", "é", "雨", "🙂", "🙂🙂", "e\u0301", "\n", "ab", "aba", " ", "\x00", "naïve", "x"]
 

@@ -15,13 +15,13 @@ from search.test_normalize import normal_form, random_text, split
 from tokenizers import Tokenizer
 
 import binidx
+from binidx import describe_tokenizer
 from binidx.errors import ObjectChangedError
 from binidx.native.token_search import TokenTable
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.search import matches
 from binidx.search.document_search import search_documents
 from binidx.search.matches import locate_matches
+from binidx.tokenizers.token_bytes import token_table
 
 
 def places_of(pattern: Any, text: Any) -> list[int]:

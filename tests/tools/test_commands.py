@@ -136,9 +136,9 @@ def test_values_in_the_help_are_those_of_the_library() -> None:
     from binidx.corpus.shuffle import SHUFFLE_MEMORY_BYTES
     from binidx.prepare.preprocess.estimate import SAMPLE_BYTES
     from binidx.prepare.preprocess.job import EMPTY, ON_ERROR
-    from binidx.prepare.tokenizers.spec import POLICIES
     from binidx.run.display.figures import COLUMN_INCHES, FORMATS
     from binidx.run.plan.node_check import FAILED, OK
+    from binidx.tokenizers.spec import POLICIES
     from binidx.tools import doctor
 
     def option(command: str, name: str) -> Any:

@@ -21,12 +21,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.corpus import token_parts
+from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.stores.driver_errors import PartsLostError
-from binidx.storage.writing.copy import CorruptCopyError, plan_blocks
+from binidx.storage.writing.multipart import plan_blocks
 from binidx.tools import main
 
 PART = SEGMENT_BYTES

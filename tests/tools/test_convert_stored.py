@@ -15,12 +15,12 @@ from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.corpus import token_parts
+from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.codecs.segments import SEGMENT_BYTES
-from binidx.storage.writing.copy import CorruptCopyError
 from binidx.tools import main
 
 COMPRESSED = StorageFormat("zstd")

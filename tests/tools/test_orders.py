@@ -343,7 +343,7 @@ def test_packed_files_are_exported_and_imported(run_file: Path, tmp_path: Path) 
 def test_trace_and_where_say_which_file_a_document_came_from(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
+    from binidx.corpus.lineage.lineage_writer import LineageWriter, build_lineage_table
 
     prefix = run_file.parent / "en"
     writer = LineageWriter(Location.of(f"{prefix}.lineage.parquet"))

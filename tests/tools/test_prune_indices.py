@@ -14,9 +14,9 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
-from binidx.index.cache.index_cache import BUILT
+from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.lease import Lease
-from binidx.index.cache.pruning import find_indices, remove_index
+from binidx.index.cache.pruning import find_indices
 from binidx.storage.location import Location
 from binidx.tools import main
 
@@ -45,7 +45,7 @@ def num_built(run: str, cache: str | None = None) -> int:
     if cache is not None:
         loaded = replace(loaded, config=replace(loaded.config, path_to_cache=cache))
     loaded.build(on_outcome=lambda outcome: outcomes.append(outcome.how))
-    return outcomes.count(BUILT)
+    return outcomes.count(Outcome.BUILT)
 
 
 @pytest.mark.parametrize("kept", ["run", "cyclic", "staged"])
@@ -115,7 +115,7 @@ def test_a_build_that_begins_after_the_listing_keeps_its_index(listed: bool, sta
     held = lease.acquire()
     assert held is not None
     with held:
-        assert not remove_index(directory, index)
+        assert not index.remove(directory)
     assert Path(f"cache/{name}-binidx.json").exists()
 
 

@@ -38,6 +38,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from binidx.corpus.block_digests import CopyCounts, same_content
 from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.convert_parts import CopyJob, PartedCopy
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
@@ -45,7 +46,7 @@ from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, Whol
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import IDENTITY_FILE, Workers, finish_once
+from binidx.jobs.parts import JobFolder, Workers, finish_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
@@ -53,7 +54,8 @@ from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.writing.concatenate import choose_form
-from binidx.storage.writing.copy import CopyCounts, ProgressWatcher, SilentWatcher, plan_blocks, same_content
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+from binidx.storage.writing.multipart import plan_blocks
 from binidx.storage.writing.publish import write_object
 
 NUM_SAMPLES = 64
@@ -263,7 +265,9 @@ class _Convert:
         if not self.overwrite and not self.in_place:
             self.target.check_free(resumed=resumed or earlier is not None)
         # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
-        other = read_identity(claimed) if is_other else {}
+        other = dict[str, Any]()
+        with contextlib.suppress(FormatError):  # a malformed job.json has no identity
+            other = JobFolder.IDENTITY.decode(claimed or b"", "") if is_other else {}
         is_left = is_other and (other.get("job") == "convert" or not other) and (earlier is not None or "form" in other)
         if not resumed and not is_left:
             folder.claim()
@@ -397,13 +401,6 @@ class _Convert:
         verified = "index" if self.in_place else verified
         ends = self.source.prefix.uri, self.target.prefix.uri
         return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds, missing)
-
-
-def read_identity(job_file: bytes | None) -> dict[str, Any]:
-    """Return the identity in the bytes of a job.json; an empty one if they are malformed."""
-    with contextlib.suppress(FormatError):
-        return IDENTITY_FILE.decode(job_file or b"", "")
-    return {}
 
 
 def plan_samples(size: int) -> list[Range]:

@@ -23,7 +23,7 @@ from binidx.json_models import JsonFile
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import retried
-from binidx.storage.writing.multipart import discard_parts, remove_partial_files
+from binidx.storage.writing.multipart import discard_parts
 from binidx.storage.writing.publish import delete_object, write_object
 
 
@@ -100,7 +100,7 @@ class ConvertOwner:
         """Remove the file, and the partial files of a local target."""
         delete_object(self.file)
         for suffix in object_suffixes():
-            remove_partial_files(self._target + f".{suffix}")
+            discard_parts(self._target + f".{suffix}")
 
     def _write(self) -> None:
         fields = {"binidx_convert": 3, **asdict(OwnerFields(self._name, self._objects))}

@@ -34,13 +34,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.block_digests import Advance, Block, find_difference, has_digest
+from binidx.corpus.block_digests import (
+    Advance,
+    Block,
+    CopyCounts,
+    CorruptCopyError,
+    blocks_in_flight,
+    find_difference,
+    has_digest,
+)
 from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.forks import cached_property
-from binidx.jobs.parts import JobFolder, Values, Workers, json_digest, make_parts, read_results
+from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.storage.adapters import InMemory
 from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Range, RangeReader
@@ -49,9 +58,9 @@ from binidx.storage.open import codec_named, open_object, open_stored, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity, read_small
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.threads import OPENS
+from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import SourcePiece, open_join
-from binidx.storage.writing.copy import CopyCounts, CorruptCopyError, ProgressWatcher, map_blocks
+from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.multipart import MultipartWriter, discard_parts, open_parts
 from binidx.storage.writing.publish import create_object, delete_object, write_object
 
@@ -170,7 +179,8 @@ def copy_parts(
         tag = "" if upload is None else upload.write(where[0] // part.job.block_bytes + 1, where, data)
         return data, (*where, xxhash.xxh3_128_hexdigest(data), tag)
 
-    with contextlib.closing(map_blocks(copy, blocks, parts[0].job.block_bytes if parts else 1)) as copied:
+    in_flight = blocks_in_flight(parts[0].job.block_bytes if parts else 1)
+    with contextlib.closing(map_in_flight(copy, blocks, in_flight)) as copied:
         copies = zip(blocks, copied, strict=True)
         for part, group in itertools.groupby(copies, lambda planned: planned[0][0]):
             yield part, _finish_part(part, (result for _, result in group), before_publish, advance)
@@ -287,7 +297,7 @@ class PartedCopy:
         begun = None if self.owner is None else self.owner.begun(self._suffix)
         if self.job.form != "slices" or begun is None or not begun.published:
             return False
-        self._records = read_results(self.folder, self.parts)
+        self._records = self.folder.read_all(self.parts)
         if len(self._records) != len(self.parts) or not object_exists(self.job.target):
             return False
         with contextlib.suppress(CorruptCopyError):
@@ -327,7 +337,7 @@ class PartedCopy:
         """Return the records of the parts that exist; open the upload of slices."""
         job, records = self.job, dict[str, Values]()
         if self.workers is not None or self.owner is not None:
-            records = read_results(self.folder, self.parts)
+            records = self.folder.read_all(self.parts)
         if job.form == "whole" and records:
             now = object_identity(job.target) if object_exists(job.target) else {}
             return {name: record for name, record in records.items() if same_identity(record["piece"], now)}

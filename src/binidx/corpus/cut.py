@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import Assign, LineageTransfer
+from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size

@@ -32,7 +32,7 @@ from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
-from binidx.jobs.parts import ONE_THREAD, JobFolder, JobStage, Values, Workers, run_stages
+from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -96,7 +96,7 @@ def diff_datasets(
     left_options: Options = None,
     right_options: Options = None,
     watch: ProgressWatcher | None = None,
-    workers: Workers = ONE_THREAD,
+    workers: Workers | None = None,
     records: Prefix | None = None,
     scratch: str | None = None,
 ) -> Difference:
@@ -104,7 +104,7 @@ def diff_datasets(
 
     Args:
         few: how many documents of each kind to name.
-        workers: where the tasks run, and this call's share of each stage.
+        workers: where the tasks run, and this call's share of each stage; by default one thread.
         records: folder of what lies between the stages, with the options of A, for a restart and for workers of other
             machines; it is removed at the end. None: a temporary directory.
         scratch: directory of temporary files; None for the system's temporary directory.
@@ -122,6 +122,7 @@ def diff_datasets(
             dtype = dataset.index.dtype.__name__
             raise ConfigError(f"{dataset.prefix}: tokens are {dtype}, documents are compared as integers")
         dataset.check_index(watch)
+    workers = workers or Workers(count=1)
     is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
     if records is None and not is_here:
         raise ConfigError("records: workers of other machines need a folder that all of them reach; name one")

@@ -25,7 +25,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import LineageTransfer
+from binidx.corpus.lineage.lineage_transfer import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin

@@ -42,8 +42,8 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
+from binidx.corpus.lineage.lineage_transfer import LineageTransfer, shuffle_lineage
 from binidx.corpus.merge import merge_tokens, merged_index
-from binidx.corpus.origins import LineageTransfer, shuffle_lineage
 from binidx.corpus.shuffle_buckets import (
     Buckets,
     Column,

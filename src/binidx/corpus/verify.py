@@ -21,16 +21,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import read_lineage
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import VirtualSource
-from binidx.jobs.findings import make_recorded_parts
-from binidx.jobs.parts import Values, Workers, json_digest
+from binidx.jobs.parts import Values, Workers, make_recorded_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import ROUND_BYTES, stream
@@ -261,7 +261,7 @@ def _compare_hashes(
     documents = first, _ = part.start, part.stop
     compared, hashes = 0, np.empty(0, np.uint64)
     batches = dataset.hash_documents(plain, xxhash.xxh3_64, documents=documents)
-    for table in read_lineage(dataset, documents):
+    for table in read_lineage(dataset.source, documents):
         while len(hashes) < len(table):
             digests, num_bytes = next(batches)
             hashes = np.concatenate([hashes, np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)])

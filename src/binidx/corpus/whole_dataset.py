@@ -22,12 +22,12 @@ from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.forks import cached_property
-from binidx.format.bin_file import BinWriter, Report, delete_objects, superseded_objects
+from binidx.format.bin_file import BinWriter, Report, remove_superseded
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, common_fields
+from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS
 from binidx.format.source import PairSource, open_source
 from binidx.format.virtual import PARTS, is_multimodal
 from binidx.storage.cache.eviction import warn_once
@@ -41,7 +41,7 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import write_object
+from binidx.storage.writing.publish import delete_object, write_object
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]
@@ -348,8 +348,10 @@ class DatasetTarget:
 
         The `.bin` in the form to write stays: publishing the new one replaces it.
         """
-        others = [self.prefix + suffix for suffix in (PARTS, *SIDECARS)]
-        delete_objects([self.idx, *superseded_objects(self.bin), *others])
+        delete_object(self.idx)
+        remove_superseded(self.bin)
+        for suffix in (PARTS, *SIDECARS):
+            delete_object(self.prefix + suffix)
 
     def publish(self, columns: IndexColumns, *steps: Callable[[], object]) -> None:
         """Write the `.idx` invisibly; then call all `steps`, and make the `.idx` visible last.
@@ -424,3 +426,26 @@ class DatasetOutput:
         self.columns.close()
         if "bin" in vars(self) and isinstance(self.bin, BinWriter):
             self.bin.abandon()
+
+
+OWN_FIELDS = ("inputs", "output", "format", "part_bytes", "codec", "lineage")
+"""Fields of a job that describe its own text and files, so not those of a dataset made of its dataset."""
+
+
+def common_fields(jobs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields on which the jobs of manifests agree, and the names of the others, such as `tokenizer.eod`.
+
+    Tokenizers of one digest get the place of the first.
+    """
+    common, others = dict[str, Any](), list[str]()
+    for name in sorted(set[str]().union(*jobs) - {*OWN_FIELDS}):
+        values: list[Any] = [job.get(name, ...) for job in jobs]
+        digests = {value["digest"] if isinstance(value, dict) and "digest" in value else ... for value in values}
+        if (name in ("uri", "merges") and values[0] is not ...) or all(value == values[0] for value in values):
+            common[name] = values[0]
+        elif ... not in digests and len(digests) == 1:
+            common[name], inside = common_fields(values)
+            others += [f"{name}.{other}" for other in inside]
+        else:
+            others.append(name)
+    return common, others

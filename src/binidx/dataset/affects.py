@@ -45,11 +45,6 @@ def words_of(option: Field[Any], *scopes: str) -> set[Word]:
     return {*option.metadata["words"], *(word for scope, word in scoped.items() if scope in (scopes or scoped))}
 
 
-def is_saved(option: Field[Any]) -> bool:
-    """Return whether the file of a run has a field."""
-    return bool(option.metadata.get("saved", True))
-
-
 def described_fields(kind: type) -> dict[str, Field[Any]]:
     """Return the fields with words by name, from the class that gave the words where a subclass has the field again."""
     bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]

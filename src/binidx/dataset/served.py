@@ -24,11 +24,6 @@ def is_blend(dataset: Any) -> bool:
     return any(part is not dataset for part in list_parts(dataset))
 
 
-def is_read_plan(dataset: Any) -> bool:
-    """Return whether a dataset is that of a read plan."""
-    return isinstance(dataset, PlannedDataset)
-
-
 def check_traceable(dataset: Any, purpose: str) -> None:
     """Raise ConfigError unless the samples of a dataset or blend are made of the tokens that its order names.
 

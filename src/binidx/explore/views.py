@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from binidx.corpus.origins import find_named
 from binidx.errors import ConfigError, redacted
 from binidx.explore.charts import draw_timeline
 from binidx.explore.explored import Explored
@@ -32,6 +31,7 @@ from binidx.explore.token_counts import (
     token_bounds,
 )
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
+from binidx.format.sidecars.lineage import find_named
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.accounts import SUMMED, compare_documents

@@ -20,7 +20,7 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -183,17 +183,18 @@ def _list_datasets(start: Location) -> list[str]:
         return []
 
 
-def superseded_objects(location: Location) -> list[Location]:
-    """Return the objects that become invalid when one is written: other forms of its tokens, and checksums.
+def remove_superseded(location: Location) -> None:
+    """Delete the objects that become invalid when one is written: other forms of its tokens, and checksums.
 
     Args:
         location: of a `.bin`, compressed or not, or of an object of any other name.
     """
-    prefix = strip_bin_suffix(location.uri)
-    if prefix == location.uri:
-        return [location + SUMS]
-    forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUMS)]
-    return [form for form in forms if form.uri != location.uri]
+    prefix, forms = strip_bin_suffix(location.uri), [location + SUMS]
+    if prefix != location.uri:
+        forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUMS)]
+    for form in forms:
+        if form.uri != location.uri:
+            delete_object(form)
 
 
 def strip_bin_suffix(uri: str) -> str:
@@ -275,13 +276,9 @@ class BinWriter:
         discard_writes(self._open)
 
     def _remove_obsolete(self) -> None:
-        delete_objects([*self.obsolete, *superseded_objects(self.location)])
-
-
-def delete_objects(locations: Iterable[Location]) -> None:
-    """Delete objects in order; those that do not exist are skipped."""
-    for location in locations:
-        delete_object(location)
+        for location in self.obsolete:
+            delete_object(location)
+        remove_superseded(self.location)
 
 
 def discard_writes(writes: contextlib.ExitStack) -> None:

@@ -191,6 +191,12 @@ class EpochPlan:
         """Number of samples that are shuffled together first: those before a separate last epoch, else all."""
         return self.num_samples_sans_final_epoch if self.separate_final_epoch else self.num_samples
 
+    def arrays(self, num_documents: int) -> list[tuple[tuple[int, ...], Any]]:
+        """Return the shape and the dtype of document_index, sample_index and shuffle_index."""
+        size = num_documents * self.num_epochs
+        samples = (self.num_samples,), shuffle_dtype(self.num_samples)
+        return [((size,), np.int32), ((self.num_samples + 1, 2), row_dtype(size)), samples]
+
 
 def plan_epochs(
     tokens_per_epoch: int,
@@ -234,8 +240,3 @@ def plan_epochs(
     in_final = (num_samples or 0) - before
     separate = num_epochs > 1 and in_final < int(SEPARATE_BELOW * count(1))
     return EpochPlan(num_epochs, tokens_per_epoch, count(num_epochs, drop_last_partial), separate, before)
-
-
-def index_shapes(num_documents: int, plan: EpochPlan) -> tuple[tuple[int], tuple[int, int]]:
-    """Return the shapes of document_index, int32, and of sample_index, of `row_dtype`."""
-    return (num_documents * plan.num_epochs,), (plan.num_samples + 1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.document_sample import EpochPlan, build_document_index, index_shapes, row_dtype, shuffle_dtype
+from binidx.index.document_sample import EpochPlan, build_document_index, shuffle_dtype
 from binidx.index.documents import ArrayAllocator, Documents, check_array, check_within, fill_numbers, out_or_empty
 from binidx.native.gpt_samples import GPTIndex, Sequences
 from binidx.native.permutations import RandomState
@@ -121,11 +121,11 @@ def build_gpt_index(
 
     Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices, which takes 27 n bytes of memory.
     """
-    positions, rows = index_shapes(len(documents), plan)
+    of_documents, of_samples, shuffled = plan.arrays(len(documents))
     separate, tokens = plan.separate_final_epoch, plan.num_tokens
     with (
-        allocator.array("document_index", positions, np.int32, in_order=False) as document_index,
-        allocator.array("sample_index", rows, row_dtype(positions[0])) as sample_index,
+        allocator.array("document_index", *of_documents, in_order=False) as document_index,
+        allocator.array("sample_index", *of_samples) as sample_index,
     ):
         build_document_index(documents, plan.num_epochs, rng, separate, out=document_index, threads=threads)
         stream = SampleArrays(
@@ -133,9 +133,8 @@ def build_gpt_index(
         )
         stream.fill_starts(sample_index, threads)
     del document_index, sample_index  # the files are complete: free the memory that they were built in
-    size = plan.num_samples
-    with allocator.array("shuffle_index", (size,), shuffle_dtype(size), in_order=False) as shuffle_index:
-        build_shuffle_index(plan.num_samples_shuffled_first, size, rng, out=shuffle_index, threads=threads)
+    with allocator.array("shuffle_index", *shuffled, in_order=False) as shuffle_index:
+        build_shuffle_index(plan.num_samples_shuffled_first, plan.num_samples, rng, out=shuffle_index, threads=threads)
 
 
 def check_gpt_index(

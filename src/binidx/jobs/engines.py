@@ -31,15 +31,13 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import connection
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 from binidx import errors
-from binidx.forks import ProcessLock
 from binidx.jobs.runner import JobEngine, request_stop, run_in_thread
 from binidx.storage.threads import available_cores
 
@@ -230,37 +228,3 @@ def _stop_with_driver(driver: connection.Connection) -> None:
     request_stop()
     time.sleep(GRACE_SECONDS)
     os._exit(1)
-
-
-class PerProcess(Generic[Value]):
-    """Value for all parts of a job, such as an opened dataset, which each worker process opens once.
-
-    Args:
-        value: the value in this process.
-        open: picklable call that returns it in another process. Default: the value is pickled.
-    """
-
-    _opening = ProcessLock()
-    _opened: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
-        self._value = value
-        self._state = uuid.uuid4().hex, open or functools.partial(_return, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_state": self._state}
-
-    def get(self) -> Value:
-        """Return the value; another process keeps the value of the last job."""
-        if "_value" in vars(self):
-            return self._value
-        job, open = self._state
-        with self._opening():
-            if job not in self._opened:
-                self._opened.clear()
-                self._opened[job] = open()
-            return cast(Value, self._opened[job])
-
-
-def _return(value: Value) -> Value:
-    return value

@@ -29,9 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-import xxhash
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from binidx import errors
 from binidx.jobs.engines import open_engine
@@ -64,26 +62,6 @@ class JobPart(Protocol):
 
 
 PartType = TypeVar("PartType", bound=JobPart)
-
-
-@dataclass(frozen=True)
-class RangePart:
-    """Part that is a range of tokens, samples or other items."""
-
-    name: str
-    items: range
-
-    @property
-    def size(self) -> int:
-        return len(self.items)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def json_digest(value: Any) -> str:
-    """Return the 128-bit digest of a JSON value, hex."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -175,22 +153,14 @@ class Workers:
         Returns:
             The engine, not open yet.
         """
-        most = max(1, memory_bytes() // task_bytes) if task_bytes else available_cores()
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        most = max(1, memory_bytes // task_bytes) if task_bytes else available_cores()
         count = self.count or min(most, available_cores())
         if (executor := self.executor) is not None:
             return JobEngine(lambda: executor, lambda _: count, owned=False)
         if self.engine is None:
             return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
         return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data)
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-ONE_THREAD = Workers(count=1)
-"""One part after the other, in this process."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +172,11 @@ class RecordFile:
 
 RECORD_FILE = JsonFile(RecordFile, {"binidx_record": 1}, hint="delete it and give the same command again")
 
-IDENTITY_FILE = JsonFile(dict[str, Any], open=True)
+
+class PartResults(dict[str, Result]):
+    """Results by the names of their parts; `num_made` of them are of this call, the others had records."""
+
+    num_made = 0
 
 
 class JobFolder:
@@ -213,6 +187,9 @@ class JobFolder:
         identity: all that decides the result of the job, in JSON values; no secrets. Workers do not get it.
         replaceable: whether another job that has made no part is replaced, as a call that failed before its first part.
     """
+
+    IDENTITY: ClassVar = JsonFile(dict[str, Any], open=True)
+    """Form of job.json."""
 
     def __init__(self, location: Location, identity: Mapping[str, Any], *, replaceable: bool = False) -> None:
         self.location, self.identity, self.replaceable = location, identity, replaceable
@@ -285,7 +262,7 @@ class JobFolder:
         Raises:
             FormatError: it is malformed.
         """
-        other = IDENTITY_FILE.decode(found, "")
+        other = self.IDENTITY.decode(found, "")
         names = [name for name in {**self.identity, **other} if other.get(name) != self.identity.get(name)]
         return f"which differs in {', '.join(names)}"
 
@@ -305,6 +282,11 @@ class JobFolder:
     def parse(self, part: Any, data: bytes) -> Any:
         """Return the result in the bytes of a part's record; None if it is not valid for this job."""
         return RECORD_FILE.decode(data, self.file(part).uri).result
+
+    def read_all(self, parts: Sequence[JobPart]) -> PartResults[Any]:
+        """Return the result of each part that has a record, by its name."""
+        found = zip(parts, READS.map(self.read, parts), strict=True)
+        return PartResults({part.name: result for part, result in found if result is not None})
 
     def write(self, part: JobPart, result: Any) -> None:
         """Write a part's record, after all its objects."""
@@ -353,12 +335,6 @@ class _Work(Generic[PartType, Result]):
         return found
 
 
-class PartResults(dict[str, Result]):
-    """Results by the names of their parts; `num_made` of them are of this call, the others had records."""
-
-    num_made = 0
-
-
 def make_parts(
     make: Callable[[PartType], Result],
     parts: Sequence[PartType],
@@ -388,7 +364,7 @@ def make_parts(
         BinidxError: a part failed permanently, or repeatedly; the other errors of `run_tasks`.
     """
     unique = list({part.name: part for part in parts}.values())
-    results = PartResults[Result]() if folder is None else read_results(folder, unique)
+    results = PartResults[Result]() if folder is None else folder.read_all(unique)
     share = workers.select(unique)
     tasks = [part for part in share if part.name not in results]
     total, left = (sum(part.size for part in some) for some in (share, tasks))
@@ -404,14 +380,8 @@ def make_parts(
             results.num_made += 1
             advance(part.size)
     if workers.shard is not None and folder is not None:
-        results.update(read_results(folder, [part for part in unique if part.name not in results]))
+        results.update(folder.read_all([part for part in unique if part.name not in results]))
     return results
-
-
-def read_results(folder: JobFolder, parts: Sequence[JobPart]) -> PartResults[Any]:
-    """Return the result of each part that has a record, by its name."""
-    found = zip(parts, READS.map(folder.read, parts), strict=True)
-    return PartResults({part.name: result for part, result in found if result is not None})
 
 
 @dataclass(frozen=True)
@@ -485,3 +455,44 @@ def finish_once(finish: Callable[[], object], is_finished: Callable[[], bool], a
                 raise
         time.sleep(pause(attempt))
         attempt += 1
+
+
+def make_recorded_parts(
+    make: Callable[[PartType], Values],
+    parts: Sequence[PartType],
+    workers: Workers,
+    records: Location | None,
+    identity: Mapping[str, Any],
+    watch: ProgressWatcher,
+    *,
+    remote_data: bool = False,
+    is_final: Callable[[Values], bool] = lambda result: True,
+) -> dict[str, Values]:
+    """Make parts without objects, whose results the caller combines; `records` keep the results for a restart.
+
+    A call without a shard removes the records at its end.
+
+    Args:
+        make, parts, workers, remote_data: as in `make_parts`.
+        records: folder of the results; None: they are not kept.
+        identity: all that decides the results, in JSON values.
+        watch: gets the bytes of the parts.
+        is_final: whether the record of a result is kept; another part is made again by the next call.
+
+    Raises:
+        ConfigError: a shard without `records`.
+        ObjectExistsError: `records` are of another job.
+    """
+    shard, folder = workers.shard, None
+    if records is None and shard is not None:
+        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
+    if records is not None:
+        folder = JobFolder(Location(records.absolute, records.options), identity)
+    stage = JobStage("tokens", make, lambda _: parts)
+    (results,), _ = run_stages([stage], folder, workers, watch, remote_data=remote_data)
+    if folder is not None and shard is None:
+        folder.remove(parts)
+    elif folder is not None:
+        again = [part for part in parts if part.name in results and not is_final(results[part.name])]
+        REQUESTS.map(delete_object, map(folder.file, again))
+    return results

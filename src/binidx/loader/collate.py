@@ -13,24 +13,34 @@ five to seven, of 28 bytes a token. It crosses as one tensor of 4.1 bytes a toke
     row of the block, int32     | tokens, then the last label | positions, unless 0, 1, 2, .. | bits of the loss mask |
                                           S + 1                             S                   S / 32, unless all are 1
 
-The block lies in memory that the loader shares with its workers (`shared_blocks`), and only its place is sent. A batch
+The block lies in memory that the loader shares with its workers (`SharedBlocks`), and only its place is sent. A batch
 that the block would not give back bit for bit, such as one of 64-bit ids, of weighted losses, or with other values than
 tensors that NumPy can show, crosses as it is. Small tensors, such as `dataset_id`, are pickled with the block.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.torch_bridge import Samples, Tensor, as_tensor, collate_by_torch, in_worker
+from binidx.dataset.torch_bridge import (
+    Samples,
+    Tensor,
+    as_tensor,
+    collate_by_torch,
+    in_worker,
+    reading_worker,
+    shared_zeros,
+)
 from binidx.format.idx import DType
-from binidx.loader.shared_blocks import SharedBlocks, receive_block
 from binidx.native.gpt_samples import GPTRows, Recipe
+from binidx.native.shared_slots import SharedSlots
 
 LENGTHS = ("original_seq_len", "padded_seq_len")
 ROWS = {"tokens": np.int64, "labels": np.int64, "loss_mask": np.float32, "position_ids": np.int64}
@@ -227,3 +237,47 @@ def _fits(array: NDArray[Any]) -> bool:
 def mask_words(length: int) -> int:
     """Return the number of words with the bits of `length` masks."""
     return -(-length // 32)
+
+
+MAX_SHARED_BYTES = 32 << 20
+"""Most memory of a loader's slots; a container often has no more than twice as much shared memory."""
+
+
+_numbers = itertools.count()
+
+
+_blocks: WeakValueDictionary[int, SharedBlocks] = WeakValueDictionary()
+"""Blocks of this process's loaders by their number, as torch's queue can hand over no more than a number."""
+
+
+class SharedBlocks:
+    """Slots for the int32 blocks of a loader's workers: memory, allocated once, that both processes map.
+
+        worker     take a slot ─► write a block ─► send its number ─┐
+        trainer    free the slot ◄── last array over it is gone ◄───┘
+
+    torch shares each tensor in memory of its own, whose pages both processes map anew, and sends a file descriptor for
+    it: half of the time of a batch. When no slot is free, a block crosses by torch's way.
+
+    Args:
+        num_workers: number of workers; each has slots of its own.
+        num_slots: slots of a worker; fewer if they would need more than `MAX_SHARED_BYTES`.
+        slot_bytes: size of the largest block.
+    """
+
+    def __init__(self, num_workers: int, num_slots: int, slot_bytes: int) -> None:
+        words = 1 + -(-slot_bytes // 8)
+        self.number, self.num_slots = next(_numbers), min(num_slots, MAX_SHARED_BYTES // (8 * words * num_workers))
+        self.memory = shared_zeros(max(1, num_workers * self.num_slots), words)
+        _blocks[self.number] = self
+
+    def take(self, shape: tuple[int, int]) -> tuple[int, NDArray[np.int32]] | None:
+        """Return a free slot of this worker and the array in it; None if none is free, or the array is too large."""
+        slots, first = SharedSlots(self.memory.numpy()), reading_worker()[0] * self.num_slots
+        arrays = ((slot, slots.take(slot, shape)) for slot in range(first, first + self.num_slots))
+        return next(((slot, array) for slot, array in arrays if array is not None), None)
+
+
+def receive_block(number: int, slot: int, shape: tuple[int, int]) -> NDArray[np.int32]:
+    """Return the block that a worker wrote to a slot of this process's `SharedBlocks` of this number."""
+    return SharedSlots(_blocks[number].memory.numpy()).receive(slot, shape)

@@ -67,6 +67,11 @@ LOCAL_BATCHES = 64
 JOIN_SECONDS = 2.0  # for threads in code that cannot be cancelled, at the end of the process; then they are abandoned
 
 
+def count_first_reads(batch_size: int) -> int:
+    """Return the number of samples that a loader reads at once at its start."""
+    return min(SAMPLES_IN_GROUP, batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
+
+
 class ReadAheadDataset:
     """Map-style dataset that reads the next batches of its sampler ahead.
 

@@ -155,11 +155,6 @@ def list_members(order: Order) -> Sequence[Order]:
     return order.members if isinstance(order, ComposedOrder) else [order]
 
 
-def list_sources(order: Order) -> NDArray[np.int16]:
-    """Return the source of every sample of an order, shape (num_samples,)."""
-    return order.list_sources() if isinstance(order, ComposedOrder) else np.broadcast_to(np.int16(0), len(order))
-
-
 def read_epochs(order: Order, source: int, numbers: Numbers) -> Columns:
     """Return the columns, without spans, of samples of one source for `gather_columns`: their epochs.
 

@@ -19,7 +19,7 @@ from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import bind_sequences, index_of
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import NOT_KEPT, Access, Outcome
+from binidx.index.cache.index_cache import Access, Outcome
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
@@ -328,7 +328,7 @@ def load_or_build_gpt_index(
         if arrays := cache.load(fingerprint, ARRAYS):
             return arrays
     if isinstance(dataset, IndexedDataset) and context.on_outcome is not None:
-        context.report(Outcome(options.name.files, NOT_KEPT, 0.0))
+        context.report(Outcome(options.name.files, Outcome.NOT_KEPT, 0.0))
     return None if is_small else build_in_memory(build)
 
 

@@ -8,13 +8,17 @@ An option is a frozen dataclass that extends `OrderOption`; a row here or a call
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, cast
 
 from binidx.errors import ConfigError
-from binidx.order.early_options import request_early
-from binidx.order.requests import Request
+from binidx.order.gpt_order import GPTParameters
+from binidx.order.opener import IndexOptions, Opener
+from binidx.order.order_protocols import Order, Source
+from binidx.order.requests import OverRequest, Request, SourceRequest, SourceRule
+from binidx.order.source_order import SourceOrder
 from binidx.registries import Registry
 
 
@@ -169,3 +173,49 @@ def format_order(order: OrderOption) -> dict[str, Any]:
         found = f"{type(order).__name__} is not registered, as a frozen dataclass"
         raise ConfigError(f"order: {found}; binidx.register_order gives it a name")
     return {"kind": kind, **asdict(order)}
+
+
+@dataclass(frozen=True)
+class EarlyRequest(OverRequest):
+    """Order that `wrap` of an option returns over another one."""
+
+    option: Any
+    is_whole: bool
+
+    def open(self, opener: Opener) -> Order:
+        return self.serve(replace(opener, access="whole").open(self.inner))
+
+    def serve(self, order: Order) -> Order:
+        return cast(Order, self.option.wrap(order, self.sources[0].storage_options, is_whole=self.is_whole))
+
+
+@dataclass(frozen=True)
+class EarlyRule:
+    """Order of a source that `open_source` of an option returns; that of another rule if it returns None."""
+
+    option: Any
+    rule: SourceRule
+    parameters: GPTParameters
+    fields: Mapping[str, Any]
+    uncounted: ClassVar[str] = "samples are those of Megatron's order"
+
+    def open(self, source: Source, options: IndexOptions) -> SourceOrder:
+        order: SourceOrder | None = self.option.open_source(self.parameters, source, options)
+        return self.rule.open(source, options) if order is None else order
+
+
+def request_early(option: Any, inner: Request) -> Request:
+    """Return the request of an option that overrides `wrap`, or methods for an index of its own, or none of them."""
+
+    def replace_rule(source: SourceRequest) -> SourceRequest:
+        fields = option.index_fields(source.storage_options) if "index_fields" in hooks else {}
+        return replace(source, rule=EarlyRule(option, cast(SourceRule, source.rule), source.parameters, fields))
+
+    kinds = {name for kind in type(option).__mro__ for name in vars(kind)}
+    if hooks := kinds & {"wrap", "open_source", "index_fields", "choose_sequences"}:
+        warnings.warn(f"{type(option).__name__}: override `request`, not {sorted(hooks)}", DeprecationWarning, 4)
+    inner = inner.map_sources(lambda source: source.with_documents(option)) if "choose_sequences" in hooks else inner
+    inner = inner.map_sources(replace_rule) if "open_source" in hooks else inner
+    if "wrap" not in hooks:
+        return inner
+    return EarlyRequest(inner.map_sources(lambda source: EarlyRequest(source, option, False)), option, True)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
-from binidx.order.order_protocols import Bounds, Numbers, Order, Source
+from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source
 from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
 
 
@@ -112,103 +112,123 @@ class DocumentContents(SampleOrigins):
     stop: NDArray[Any]
 
 
-def trace_reads(order: Order, samples: Numbers) -> TokenReads:
-    """Return the tokens that samples read, shape (n,). Costs about 1 us a sample: cache misses.
+class TokenPlaces(NamedTuple):
+    """Places of the tokens of B samples in the files of their sources, the last label among them.
+
+    Attributes:
+        sources: number of the source of each sample, shape (B,).
+        bounds: sample i has the pieces bounds[i] up to bounds[i + 1], shape (B + 1,).
+        starts: first byte of each piece in the plain bytes of the source, shape (n,).
+        num_tokens: of each piece, shape (n,).
+    """
+
+    sources: Numbers
+    bounds: Bounds
+    starts: Numbers
+    num_tokens: Numbers
+
+
+@dataclass(frozen=True)
+class OrderReads:
+    """Tokens that the samples of an order read.
 
     Args:
         order: the order of the samples.
-        samples: numbers of the samples in that order, shape (n,).
-    """
-    source, sample, (epoch,), bounds, pieces = gather_columns(order, samples, partial(_read_pieces, order))
-    return TokenReads(source, sample, epoch, bounds, *pieces)
-
-
-def trace_origins(order: Order, samples: Numbers) -> SampleOrigins:
-    """Return the sources of samples, shape (n,), without their documents."""
-    source, sample, (epoch,), _, _ = gather_columns(order, samples, partial(read_epochs, order))
-    return SampleOrigins(source, sample, epoch)
-
-
-def trace_documents(order: Order, samples: Numbers) -> DocumentContents:
-    """Return the documents of samples, shape (n,), without the lengths of inner documents.
-
-    If each document is one sequence, this costs a tenth of `trace_reads`: it looks up no document.
-    """
-    source, sample, columns, bounds, (document,) = gather_columns(order, samples, partial(_read_ends, order))
-    epoch, start, stop = columns
-    return DocumentContents(source, sample, epoch, bounds, document, start, stop)
-
-
-def count_inputs(order: Order, samples: Numbers, sources: NDArray[np.integer]) -> Numbers:
-    """Return the number of input tokens of each sample, shape (n,); without its spans where all samples are full.
-
-    Args:
-        order: the order of the samples.
-        samples: numbers of the samples in that order, shape (n,).
-        sources: source of each, shape (n,).
-    """
-    lengths = [member.full_length if isinstance(member, SourceOrder) else None for member in list_members(order)]
-    inputs: Numbers = np.array([-1 if length is None else length for length in lengths])[sources]
-    if len(rest := np.flatnonzero(inputs < 0)):
-        _, _, _, bounds, (*_, counts) = gather_columns(order, samples[rest], partial(_read_spans, order))
-        inputs[rest] = np.diff(np.concatenate([[0], np.cumsum(counts)])[bounds])
-    return inputs
-
-
-def locate_tokens(order: Order, samples: Numbers) -> tuple[Numbers, Bounds, Numbers, Numbers]:
-    """Return where the tokens of samples are stored, the last label among them.
-
-    Args:
-        order: the order of the samples.
-        samples: numbers of the samples in that order, shape (n,).
-
-    Returns:
-        The source of each sample, shape (n,); the bounds of its pieces, shape (n + 1,); the first byte of each piece in
-        the `.bin` of its source, and its number of tokens.
     """
 
-    def locate(source: int, numbers: Numbers) -> Columns:
-        spans, bounds = list_members(order)[source].spans(numbers)
-        stored = as_pair(order.sources[source].dataset)
-        return [], bounds, [stored.locate_all(np.ascontiguousarray(spans[:, 1:]))[:, 0], spans[:, 3]]
+    order: Order
 
-    source, _, _, bounds, (starts, counts) = gather_columns(order, samples, locate)
-    return source, bounds, starts, counts
+    def list_sources(self) -> NDArray[np.int16]:
+        """Return the source of every sample, shape (num_samples,)."""
+        order = self.order
+        return order.list_sources() if isinstance(order, ComposedOrder) else np.broadcast_to(np.int16(0), len(order))
 
+    def trace(self, samples: Numbers) -> TokenReads:
+        """Return the tokens that samples read, shape (n,). Costs about 1 us a sample: cache misses.
 
-def read_text(order: Order, samples: Numbers) -> list[NDArray[Any]]:
-    """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read.
+        Args:
+            samples: numbers of samples, shape (n,).
+        """
+        source, sample, (epoch,), bounds, pieces = gather_columns(
+            self.order, samples, partial(_read_pieces, self.order)
+        )
+        return TokenReads(source, sample, epoch, bounds, *pieces)
 
-    Args:
-        order: the order of the samples.
-        samples: numbers of the samples in that order, shape (n,).
-    """
-    spans, bounds = order.spans(samples)
-    rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
-    requests = [(order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
-    pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
-    for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
-        for row, piece in zip(rows.tolist(), own, strict=True):
-            pieces[row] = piece
-    return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
+    def trace_origins(self, samples: Numbers) -> SampleOrigins:
+        """Return the sources of samples, shape (n,), without their documents."""
+        source, sample, (epoch,), _, _ = gather_columns(self.order, samples, partial(read_epochs, self.order))
+        return SampleOrigins(source, sample, epoch)
 
+    def trace_documents(self, samples: Numbers) -> DocumentContents:
+        """Return the documents of samples, shape (n,), without the lengths of inner documents.
 
-def find_samples(order: Order, source: int, documents: Sequence[int] | Numbers) -> Numbers:
-    """Return the numbers of the samples with a token of one of these documents of a source, ascending.
+        If each document is one sequence, this costs a tenth of `trace`: it looks up no document.
+        """
+        source, sample, columns, bounds, (document,) = gather_columns(
+            self.order, samples, partial(_read_ends, self.order)
+        )
+        epoch, start, stop = columns
+        return DocumentContents(source, sample, epoch, bounds, document, start, stop)
 
-    A sample of which the token is only the last label is among them.
+    def count_inputs(self, samples: Numbers, sources: NDArray[np.integer]) -> Numbers:
+        """Return the number of input tokens of each sample, shape (n,); without its spans where all samples are full.
 
-    Args:
-        order: the order of the samples.
-        source: number of the source in the order.
-        documents: numbers of documents in that source.
+        Args:
+            samples: numbers of samples, shape (n,).
+            sources: source of each, shape (n,).
+        """
+        lengths = [
+            member.full_length if isinstance(member, SourceOrder) else None for member in list_members(self.order)
+        ]
+        inputs: Numbers = np.array([-1 if length is None else length for length in lengths])[sources]
+        if len(rest := np.flatnonzero(inputs < 0)):
+            _, _, _, bounds, (*_, counts) = gather_columns(self.order, samples[rest], partial(_read_spans, self.order))
+            inputs[rest] = np.diff(np.concatenate([[0], np.cumsum(counts)])[bounds])
+        return inputs
 
-    Raises:
-        IndexError: there is no such source or document.
-    """
-    if not 0 <= source < len(order.sources):
-        raise IndexError(f"source {source}: the run has {len(order.sources)}, counted from 0")
-    return order.find(source, sequences_of(order.sources[source], sorted_unique(np.asarray(documents, np.int64))))
+    def locate(self, samples: Numbers) -> TokenPlaces:
+        """Return where the tokens of samples, shape (n,), are stored."""
+
+        def locate(source: int, numbers: Numbers) -> Columns:
+            spans, bounds = list_members(self.order)[source].spans(numbers)
+            stored = as_pair(self.order.sources[source].dataset)
+            return [], bounds, [stored.locate_all(np.ascontiguousarray(spans[:, 1:]))[:, 0], spans[:, 3]]
+
+        source, _, _, bounds, (starts, counts) = gather_columns(self.order, samples, locate)
+        return TokenPlaces(source, bounds, starts, counts)
+
+    def read_text(self, samples: Numbers) -> list[NDArray[Any]]:
+        """Return the stored tokens of samples, S + 1 of each, fewer if it is truncated, by one vectored read.
+
+        Args:
+            samples: numbers of samples, shape (n,).
+        """
+        spans, bounds = self.order.spans(samples)
+        rows_of = {source: np.flatnonzero(spans[:, 0] == source) for source in np.unique(spans[:, 0]).tolist()}
+        requests = [(self.order.sources[source].dataset, spans[rows, 1:]) for source, rows in rows_of.items()]
+        pieces: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(spans)
+        for rows, own in zip(rows_of.values(), read_spans(requests), strict=True):
+            for row, piece in zip(rows.tolist(), own, strict=True):
+                pieces[row] = piece
+        return [np.concatenate(pieces[first:stop]) for first, stop in pairwise(bounds.tolist())]
+
+    def find(self, source: int, documents: Sequence[int] | Numbers) -> Numbers:
+        """Return the numbers of the samples with a token of one of these documents of a source, ascending.
+
+        A sample of which the token is only the last label is among them.
+
+        Args:
+            source: number of the source in the order.
+            documents: numbers of documents in that source.
+
+        Raises:
+            IndexError: there is no such source or document.
+        """
+        if not 0 <= source < len(self.order.sources):
+            raise IndexError(f"source {source}: the run has {len(self.order.sources)}, counted from 0")
+        return self.order.find(
+            source, sequences_of(self.order.sources[source], sorted_unique(np.asarray(documents, np.int64)))
+        )
 
 
 def sequences_of(source: Source, documents: Numbers) -> Numbers:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -218,13 +217,3 @@ def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the parts of `STRETCH` elements of an index, each with the number of its first element."""
     for first in range(0, len(index), STRETCH):
         yield first, index[first : first + STRETCH]
-
-
-def slices_of(starts: Numbers, size: int) -> Iterator[slice]:
-    """Yield slices of consecutive items of about `size` together, or of one larger item; equal starts stay together.
-
-    Args:
-        starts: sum of the sizes before each item, shape (n,).
-    """
-    cuts = np.flatnonzero(np.diff(starts // size, prepend=-1))
-    yield from (slice(*pair) for pair in pairwise([*cuts.tolist(), len(starts)]))

@@ -31,8 +31,7 @@ from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
-from binidx.jobs.engines import PerProcess
-from binidx.jobs.parts import ONE_THREAD, RangePart, Values, Workers, make_parts
+from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.packed.packed_blocks import PackedOrigin
 from binidx.packed.packed_files import (
@@ -43,6 +42,7 @@ from binidx.packed.packed_files import (
     format_packed_header,
     packed_file_name,
 )
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -100,7 +100,7 @@ def indexed_to_packed(
     *,
     add_separator: bool = False,
     overwrite: bool = False,
-    workers: Workers = ONE_THREAD,
+    workers: Workers | None = None,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> list[str]:
@@ -111,7 +111,8 @@ def indexed_to_packed(
         sep_token: token that fills the rest of the last file.
         add_separator: add `sep_token` after each document as well; data tokenized with --append-eod already has it.
         overwrite: replace existing files, and remove those of this prefix that follow the last one.
-        workers: workers that write the files, each a file at a time, and this call's share of the files.
+        workers: workers that write the files, each a file at a time, and this call's share of the files; by default one
+            after the other, in this process.
         watch: called with the number of tokens of each finished file.
 
     Raises:
@@ -123,7 +124,7 @@ def indexed_to_packed(
     target = Location(Location.of(outdir).absolute, storage_options)
     source = PerProcess(dataset, functools.partial(_move, dataset, dataset.location.absolute))
     write = _FileWriter(source, target, header, sep_token, add_separator, overwrite)
-    make_parts(write, files, workers, advance=watch, remote_data=target.local_path is None)
+    make_parts(write, files, workers or Workers(count=1), advance=watch, remote_data=target.local_path is None)
     for number in itertools.count(len(files)):
         if not object_exists(extra := target / packed_file_name(prefix, number)):
             break

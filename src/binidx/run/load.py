@@ -19,23 +19,23 @@ from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.served import is_blend, is_read_plan, list_parts
+from binidx.dataset.served import is_blend, list_parts
 from binidx.dataset.split_requests import request_splits
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.index.documents import split_range
-from binidx.jobs.parts import ONE_THREAD
+from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.order_options import format_order
 from binidx.order.requests import find_blend
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.spec import TokenizerSpec
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
@@ -183,7 +183,7 @@ class LoadedDataset(DatasetView):
                 f"{built}: no sample (found no document, or fewer tokens than {needed}); give more data, a smaller "
                 "sequence_length, or num_samples, which repeats the documents"
             )
-        if config.read_plan and not is_read_plan(built) and is_first_rank():
+        if config.read_plan and list_parts(built) and is_first_rank():  # no read plan was there
             threading.Thread(
                 target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
             ).start()
@@ -306,7 +306,7 @@ def _write_plan(dataset: Any, num_samples: int | None) -> None:
     from binidx.run.provenance.read_planning import prepare_read_plan
 
     try:
-        logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, ONE_THREAD))
+        logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, Workers(count=1)))
     except Exception as error:
         logger.warning("read_plan: not written: %s", redacted_text(str(error)))
 

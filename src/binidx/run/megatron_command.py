@@ -18,9 +18,9 @@ from typing import Any, Literal, NoReturn
 from binidx.dataset.blend_arguments import PER_SPLIT, get_blend_and_blend_per_split
 from binidx.dataset.config import GPTDatasetConfig, SpecialTokens
 from binidx.errors import BinidxError, ConfigError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.run_file import Run
 from binidx.run.schedule import split_sizes, steps_of_samples
+from binidx.tokenizers.describe import describe_tokenizer
 
 INTEGERS = {
     "seq-length": None, "seed": 1234, "micro-batch-size": None, "global-batch-size": None, "train-iters": None,

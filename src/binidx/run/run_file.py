@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
 from itertools import chain
 from typing import Any, get_type_hints
 
-from binidx.dataset.affects import affects, described_fields, is_saved, words_of
+from binidx.dataset.affects import described_fields, words_of
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -103,7 +103,7 @@ class Run:
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
     same_data: Mapping[str, str] = field(default_factory=dict)
-    other_fields: Mapping[str, Any] = field(default_factory=dict, metadata=affects("nothing", saved=False))
+    other_fields: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": False})
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -366,14 +366,14 @@ def read_run_file(file: Location) -> bytes:
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths.opened)
-    saved = [option.name for option in fields(written) if option.init and is_saved(option)]
+    saved = [option.name for option in fields(written) if option.init and _is_saved(option)]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
         config["order"] = format_order(order.pinned(run.config.storage_options))
     config["tokenizer"] = {
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
-    described = {option.name: getattr(run, option.name) for option in fields(run) if is_saved(option)}
+    described = {option.name: getattr(run, option.name) for option in fields(run) if _is_saved(option)}
     steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
         config["steps"] = steps
@@ -413,7 +413,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": tuple(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    known = {option.name for option in fields(Run) if is_saved(option)} - STEPS.keys()
+    known = {option.name for option in fields(Run) if _is_saved(option)} - STEPS.keys()
     others = {name: value for name, value in values.items() if name not in known}
     return Run(
         **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
@@ -440,13 +440,18 @@ def is_packed_run(file: Location) -> bool:
     return isinstance(values, dict) and "fork" in values
 
 
+def _is_saved(option: Field[Any]) -> bool:
+    """Return whether the file of a run has a field."""
+    return bool(option.metadata.get("saved", True))
+
+
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return a dataclass of the saved fields of `kind`, without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
         (option.name, hints[option.name], field(default=option.default, default_factory=option.default_factory))
         for option in fields(kind)
-        if option.init and is_saved(option) and option.name not in left_out
+        if option.init and _is_saved(option) and option.name not in left_out
     ]
     added = [(name, types[name] | None, None) for name in types.keys() - {option.name for option in fields(kind)}]
     return make_dataclass(kind.__name__, [*described, *added], kw_only=True)

@@ -26,18 +26,18 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
-from binidx.jobs.findings import make_recorded_parts
-from binidx.jobs.parts import Values, Workers, json_digest
+from binidx.jobs.parts import Values, Workers, make_recorded_parts
 from binidx.jobs.runner import check_stop
+from binidx.json_models import json_digest
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.search.normalize import fold_table, normalize_query
 from binidx.storage.location import Location, Where
 from binidx.storage.open import stream
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.spec import TokenizerSpec
+from binidx.tokenizers.token_bytes import token_table
 
 Hits = NDArray[np.int64]
 """Rows (document, pattern, matches, first byte of the first match in the document's text, or in the normal form of that

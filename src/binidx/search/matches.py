@@ -21,7 +21,7 @@ from binidx.format.idx import little_endian
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
 from binidx.order.order_protocols import Source
-from binidx.order.source_order import join_ranges, slices_of
+from binidx.order.source_order import join_ranges
 from binidx.search.document_search import Hits, SearchResult, search_documents
 from binidx.search.normalize import normalize_bytes, normalize_query
 from binidx.storage.location import Location
@@ -154,3 +154,13 @@ def _find_all(text: bytes, pattern: bytes, first: int, stop: int, unit: int) -> 
         if at % unit == 0:
             yield at
         at = text.find(pattern, at + 1, stop)
+
+
+def slices_of(starts: Numbers, size: int) -> Iterator[slice]:
+    """Yield slices of consecutive items of about `size` together, or of one larger item; equal starts stay together.
+
+    Args:
+        starts: sum of the sizes before each item, shape (n,).
+    """
+    cuts = np.flatnonzero(np.diff(starts // size, prepend=-1))
+    yield from (slice(*pair) for pair in pairwise([*cuts.tolist(), len(starts)]))

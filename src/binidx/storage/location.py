@@ -9,6 +9,7 @@ Functions below the public ones take a `Location`, never a URI and options.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ import xxhash
 from binidx.errors import redacted
 from binidx.forks import cached_property
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.registry import expand_uri, join_uri, local_path, open_store, place_of
+from binidx.storage.stores.registry import expand_uri, is_url, join_uri, local_path, open_store, place_of
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 """Variables that name the server of a bucket."""
@@ -73,6 +74,12 @@ class Location:
     def store(self) -> Any:
         """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
         return open_store(self.uri, self.options) if self._root is None else self._root.store
+
+    def is_folder(self) -> bool:
+        """Return whether a name that is not an object is a folder, not a pattern."""
+        if (path := self.local_path) is not None:
+            return os.path.isdir(path)
+        return not ("*" in self.uri if is_url(self.uri) else glob.has_magic(self.uri))  # a ? begins a query
 
     @cached_property
     def place(self) -> str:

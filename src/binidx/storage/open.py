@@ -126,9 +126,6 @@ CODECS: Registry[Codec] = Registry(
 SUFFIX_OF_NAME = {"raw": "", "zstd": ".zst"}
 """Names of codecs that are not their suffixes without the dot."""
 
-COMPRESSED = "zstd"
-"""Name of the codec of tokens that are to be compressed, if no other is chosen."""
-
 
 def register_codec(suffix: str, codec: Codec) -> None:
     """Register a codec for this process, and for the worker processes that it starts.

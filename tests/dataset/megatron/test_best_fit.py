@@ -19,7 +19,7 @@ from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import IndexBuildError
 from binidx.index.packing import cut_documents
 from binidx.native.mappings import best_fit
-from binidx.order.reads import trace_reads
+from binidx.order.reads import OrderReads
 
 
 def build(prefix: str, size: int | None = None, **options: Any) -> Any:
@@ -129,7 +129,7 @@ def test_the_cache_gives_the_same_samples(prefix: str, tmp_path: Path) -> None:
 
 def test_its_documents_can_be_traced(prefix: str) -> None:
     dataset = build(prefix)
-    contents = trace_reads(dataset.order, np.arange(len(dataset)))
+    contents = OrderReads(dataset.order).trace(np.arange(len(dataset)))
     assert contents.length.sum() == dataset.pieces[:, 2].sum()
     assert (contents.epoch == 0).all()
 

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError
 from binidx.prepare.preprocess import estimate as estimating
 from binidx.prepare.preprocess.estimate import (
@@ -33,7 +34,6 @@ from binidx.prepare.preprocess.estimate import (
 )
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 

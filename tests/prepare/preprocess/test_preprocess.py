@@ -34,6 +34,7 @@ from helpers.preprocess_jobs import (
 )
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import Shard
@@ -42,7 +43,6 @@ from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import group_by_size
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.writing.copy import SilentWatcher
 
 

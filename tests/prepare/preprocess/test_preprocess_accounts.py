@@ -25,6 +25,7 @@ from helpers.preprocess_jobs import (
     write_lines,
 )
 
+from binidx import describe_tokenizer
 from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.prepare.preprocess.job import plan_parts
@@ -35,7 +36,6 @@ from binidx.prepare.preprocess.record import RECORD_FILE
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import FIRST_OF_WORKER
 from binidx.storage.location import Location
 

@@ -16,7 +16,7 @@ from conftest import Bucket
 from helpers.preprocess_jobs import corpus, files_of, job_of, make_recorded, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
-from binidx.jobs.parts import Shard, read_results
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import preprocess
@@ -50,7 +50,7 @@ def test_a_record_that_tells_of_too_little_or_too_much_is_caught_and_named(tmp_p
     job = job_of(inputs, tmp_path / "en", part_bytes=1000)
     parts = plan_parts(job, find_inputs(inputs))
     make_all_but_the_end(job)
-    places, records = JobFiles(job), read_results(JobFiles(job), parts)
+    places, records = JobFiles(job), JobFiles(job).read_all(parts)
     pieces = [(part, number) for part in parts for number in range(len(part.slices))]
     caught = 0
     for part, number in pieces:

@@ -22,7 +22,7 @@ from servers.latency_proxy import latency_proxy
 from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
-from binidx.jobs.parts import Shard, read_results
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.finish import finish
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
@@ -179,7 +179,7 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
         assert not run(job, shard=Shard(number, 3)).finished
     for part in parts[2::3]:
         make_recorded(job, part)
-    records = read_results(JobFiles(job), parts)
+    records = JobFiles(job).read_all(parts)
     before = run(job)
     assert before.finished
     with pytest.raises(ObjectNotFoundError):

@@ -34,12 +34,12 @@ from helpers.preprocess_jobs import (
 from helpers.signed_urls import put_signed, secrets_in, signed, with_user
 from helpers.text_oracle import read_all, read_file
 
+from binidx import describe_tokenizer
 from binidx.errors import AccessError, BinidxError, UnreachableError, WorkerError
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.storage.requests.retries import is_transient
 from binidx.tools import main
 

@@ -14,10 +14,10 @@ from conftest import Bucket
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
 from helpers.signed_urls import put_signed, secrets_in, signed
 
+from binidx import describe_tokenizer
 from binidx.errors import FormatError
 from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.preprocess import Report, preprocess
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.tools import main
 
 

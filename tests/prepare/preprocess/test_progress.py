@@ -14,7 +14,7 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.parts import Shard, read_results
+from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import build_status, job_status
@@ -57,7 +57,7 @@ def parts_of(job: Any) -> Any:
 def moved_to(host: str, job: Any) -> dict[str, Record]:
     """All records that are there, as if another machine had written them."""
     parts, places = parts_of(job), JobFiles(job)
-    moved = {name: replace(record, host=host) for name, record in read_results(places, parts).items()}
+    moved = {name: replace(record, host=host) for name, record in places.read_all(parts).items()}
     for part in parts:
         if part.name in moved:
             with create_object(places.file(part)) as out:
@@ -209,6 +209,6 @@ def test_status_of_another_job_is_an_error_that_says_the_difference(tmp_path: Pa
 def test_a_record_tells_its_machine_and_when_it_ended(tmp_path: Path) -> None:
     job, began = job_of(corpus(tmp_path / "in"), tmp_path / "en"), time.time()
     run(job, shard=Shard(0, 2))
-    for each in read_results(JobFiles(job), parts_of(job)).values():
+    for each in JobFiles(job).read_all(parts_of(job)).values():
         assert each.host == HERE
         assert began <= each.ended <= time.time()

@@ -9,9 +9,9 @@ import pytest
 from helpers.trained_tokenizers import buffers, lists, plain_texts, save
 from numpy.typing import NDArray
 
+from binidx import describe_tokenizer
 from binidx.errors import MismatchError
 from binidx.prepare.tokenizers import engine_choice as checked_module
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine import Encoded, Engine
 from binidx.prepare.tokenizers.engine_choice import CheckedEngine, choose_engine, reference_engine
 

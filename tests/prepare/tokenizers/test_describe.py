@@ -14,12 +14,13 @@ from conftest import Bucket
 from helpers.trained_tokenizers import EOT, KINDS, buffers, hard_texts, json_of, lists, save, train_sentencepiece
 from tokenizers import Tokenizer
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import reference_engine
-from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
+from binidx.tokenizers.describe import REBUILT
+from binidx.tokenizers.spec import TokenizerSpec, parse_vocabulary
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +63,7 @@ def test_a_folder_in_a_bucket_is_described_as_on_disk(s3: Bucket, tmp_path: Path
             target.write(file.read_bytes())
     found = describe_tokenizer(folder)
     assert {**found.to_json(), "uri": ""} == {**describe_tokenizer(str(tmp_path)).to_json(), "uri": ""}
-    assert read_content(found) == (tmp_path / "tokenizer.json").read_bytes()
+    assert found.read_content() == (tmp_path / "tokenizer.json").read_bytes()
     alone = f"{s3.fresh()}/tokenizer.json"
     with create_object(Location.of(alone)) as target:
         target.write((tmp_path / "tokenizer.json").read_bytes())
@@ -73,7 +74,7 @@ def test_another_content_under_the_name_is_an_error(tmp_path: Path) -> None:
     spec = describe_tokenizer(save("gpt2", tmp_path))
     Path(spec.uri).write_text("{}")
     with pytest.raises(ObjectChangedError, match="changed since it was described"):
-        read_content(spec)
+        spec.read_content()
 
 
 def test_a_sentencepiece_model_with_an_entry_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -22,16 +22,11 @@ from helpers.trained_tokenizers import (
 )
 from tokenizers import Tokenizer, decoders
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import (
-    ENGINES,
-    REFERENCES,
-    choose_engine,
-    open_decoder,
-    reference_engine,
-)
-from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec, read_content
+from binidx.prepare.tokenizers.engine_choice import ENGINES, REFERENCES, choose_engine, reference_engine
+from binidx.tokenizers.library import open_decoder
+from binidx.tokenizers.spec import POLICIES, TokenizerSpec
 
 # Why gigatoken refuses these kinds of tokenizer.json; it takes the others.
 REASONS = {
@@ -54,7 +49,7 @@ def test_engines_refuse_with_a_reason_or_give_the_ids_of_the_reference(kind: str
     texts, offsets = buffers(hard_texts(250))
     for policy in ("parse", "text"):
         spec = describe_tokenizer(uri, specials=policy)
-        content = read_content(spec)
+        content = spec.read_content()
         needed = lists(reference_engine(spec).encode(texts, offsets))
         for name, reason in refusals(spec, content).items():
             expected = {"gigatoken": REASONS.get(kind), "hf": None}.get(name, "not json")
@@ -89,7 +84,7 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_engines_of_a_sentencepiece_model_agree(kind: str, tmp_path: Path) -> None:
     spec = describe_tokenizer(train_sentencepiece(tmp_path / "t.model", **MODELS[kind]))
-    content = read_content(spec)
+    content = spec.read_content()
     texts, offsets = buffers(hard_texts(300))
     needed = lists(reference_engine(spec).encode(texts, offsets))
     taken = {name for name, reason in refusals(spec, content).items() if reason is None}
@@ -107,7 +102,7 @@ def test_ids_of_added_tokens_that_the_reference_does_not_read_are_not_believed(n
     spec = describe_tokenizer(str(path))
     library, texts = Tokenizer.from_file(str(path)), ["the of", "x <tool> the of"]
     assert dict(spec.special_tokens)["the of"] == library.token_to_id("the of") != number
-    assert "stand in the file" in str(refusals(spec, read_content(spec))["gigatoken"])
+    assert "stand in the file" in str(refusals(spec, spec.read_content())["gigatoken"])
     assert choose_engine(spec).name == "hf"
     assert lists(choose_engine(spec).encode(*buffers(texts))) == lists(reference_engine(spec).encode(*buffers(texts)))
 

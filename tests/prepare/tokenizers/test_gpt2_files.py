@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lists, plain_texts, refusals
 
+from binidx import describe_tokenizer
 from binidx.errors import FormatError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import choose_engine
-from binidx.prepare.tokenizers.spec import read_content
 
 TEXTS = ["Hello  world\n\n\tof 123456 tokens", f"one{EOT}two", "naïve 東京 🙂 \u2028x", "", " it's", "\x00\x1f"]
 
@@ -29,7 +28,7 @@ def test_both_files_give_the_ids_of_transformers(engine: str, folder: Path) -> N
     transformers = pytest.importorskip("transformers")
     library = transformers.GPT2TokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
     spec = describe_tokenizer(str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
-    assert refusals(spec, read_content(spec))[engine] is None
+    assert refusals(spec, spec.read_content())[engine] is None
     texts = [*TEXTS, *plain_texts()[:20], *hard_texts(200)]
     assert lists(choose_engine(spec, engine).encode(*buffers(texts))) == [library(text).input_ids for text in texts]
     assert (spec.vocab_size, spec.eod) == (len(library), library.eos_token_id)

@@ -8,9 +8,9 @@ import pytest
 from helpers.trained_tokenizers import EOT, around, buffers, byte_level, save
 from tokenizers import AddedToken
 
-from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx import describe_tokenizer
+from binidx.prepare.tokenizers.engine import count_specials, count_unknown
 from binidx.prepare.tokenizers.engine_choice import choose_engine
-from binidx.prepare.tokenizers.spec import count_specials, count_unknown
 
 TEXTS = ["none", f"{EOT}one", "", f"{EOT} <mask> three {EOT}", "<mask>"]
 

@@ -8,9 +8,9 @@ import pytest
 from helpers.trained_tokenizers import KINDS, hard_texts, json_of, plain_texts, save, train_sentencepiece
 from tokenizers import Tokenizer, decoders
 
+from binidx import describe_tokenizer
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
+from binidx.tokenizers.token_bytes import token_table
 
 BYTE_LEVEL = ["qwen2", "added tokens"]
 PIECES = ["sentencepiece-like"]

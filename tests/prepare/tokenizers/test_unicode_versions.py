@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.trained_tokenizers import any_code_point, buffers, lists, save
 
-from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import RUNS, choose_engine, find_new_code_points, reference_engine
 
 UNSETTLED = {point for first, stop in RUNS.tolist() for point in range(first, stop)}

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from helpers.trained_tokenizers import hard_texts, plain_texts, save
 
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import open_decoder, reference_engine
+from binidx import describe_tokenizer
+from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.run.display.sample_text import INCOMPLETE, TokenText
 from binidx.storage.location import Location
+from binidx.tokenizers.library import open_decoder
 
 
 @pytest.mark.parametrize("kind", ["cl100k", "wordpiece"])

@@ -26,7 +26,6 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsErr
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
-from binidx.order.stored.baked_order import part_prefix
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.run_order import RunOrder
@@ -101,7 +100,7 @@ def test_parts_are_what_a_builder_writes_of_the_samples(
                 builder.add_document(text, [len(text)])
             builder.finalize(f"{tmp_path}/needed.idx")
         for suffix in ("bin", "idx"):
-            found = Path(f"{part_prefix(Location(f'{tmp_path}/baked'), part)}.{suffix}").read_bytes()
+            found = Path(f"{baked.part_file(Location(f'{tmp_path}/baked'), part)}.{suffix}").read_bytes()
             assert found == Path(f"{tmp_path}/needed.{suffix}").read_bytes()
     assert not Path(f"{tmp_path}/baked/exchange").exists()
 
@@ -213,7 +212,7 @@ def test_a_part_of_another_size_is_an_error(tmp_path: Path, monkeypatch: pytest.
     order, run = order_of(tmp_path, 2)
     baked = plan_bake(order, range(order.num_steps() or 0), 900)
     bake(order, f"{tmp_path}/baked", baked)
-    file = Path(f"{part_prefix(Location(f'{tmp_path}/baked'), baked.parts()[-1])}.bin")
+    file = Path(f"{baked.part_file(Location(f'{tmp_path}/baked'), baked.parts()[-1])}.bin")
     file.write_bytes(file.read_bytes()[:-4])
     dataset = BakedDataset(f"{tmp_path}/baked", run.config)
     with pytest.raises(FormatError, match=r"\.bin: wrong size \(found [\d,]+ bytes, need [\d,]+\); bake it again"):

@@ -7,7 +7,7 @@ import pytest
 from helpers.traceable_runs import random_run
 
 from binidx.errors import ConfigError
-from binidx.order.reads import trace_reads
+from binidx.order.reads import OrderReads
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
@@ -17,7 +17,7 @@ from binidx.run.schedule import BatchSchedule
 def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
     numbers = np.random.default_rng(seed).permutation(len(dataset)).astype(np.int64)
-    contents = trace_reads(dataset.order, numbers)
+    contents = OrderReads(dataset.order).trace(numbers)
     spans = contents
     for place, number in enumerate(numbers.tolist()):
         sample = dataset[number]
@@ -40,7 +40,7 @@ def test_documents_are_those_whose_tokens_are_served(seed: int, tmp_path: Path) 
 @pytest.mark.parametrize("seed", range(10))
 def test_epochs_count_how_often_a_source_was_gone_through(seed: int, tmp_path: Path) -> None:
     dataset = random_run(tmp_path, seed)
-    contents = trace_reads(dataset.order, np.arange(len(dataset)))
+    contents = OrderReads(dataset.order).trace(np.arange(len(dataset)))
     for number, source in enumerate(getattr(dataset, "datasets", [dataset])):
         here = np.flatnonzero(contents.source == number)
         rows = source.shuffle_index[contents.sample[here]].astype(np.int64)

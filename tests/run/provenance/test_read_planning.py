@@ -26,7 +26,8 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectEx
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.torch_loader import build_pretraining_data_loader
-from binidx.order.stored.planned_order import PlannedPieces, PlannedRows, ReadPlan, format_blocks, seal
+from binidx.order.reads import TokenPlaces
+from binidx.order.stored.planned_order import PlannedRows, ReadPlan, format_blocks, seal
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
@@ -310,7 +311,7 @@ def test_places_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None
     first, count, part_samples = int(rng.integers(9)), int(rng.integers(1, 400)), int(rng.integers(1, 200))
     numbers = rng.integers(0, [2, 5, 40][seed % 3], count)
     total = int(numbers.sum())
-    written = PlannedPieces(
+    written = TokenPlaces(
         rng.integers(0, 1 << 16, count), np.concatenate([[0], np.cumsum(numbers)]),
         rng.integers(0, 1 << 48, total), rng.integers(0, 1 << 32, total),
     )  # fmt: skip
@@ -319,7 +320,7 @@ def test_places_are_read_as_they_were_written(seed: int, tmp_path: Path) -> None
         bounds = written.bounds[part.start - first : part.stop - first + 1]
         rows = slice(int(bounds[0]), int(bounds[-1]))
         sources = written.sources[part.start - first : part.stop - first]
-        own = PlannedPieces(sources, bounds - bounds[0], written.starts[rows], written.num_tokens[rows])
+        own = TokenPlaces(sources, bounds - bounds[0], written.starts[rows], written.num_tokens[rows])
         blocks = [*format_blocks(own, part.start, "d")]
         table = seal(np.array([*map(len, blocks)], "<u4").tobytes(), part, "d")
         (tmp_path / f"{part.start:012d}.rows").write_bytes(b"".join([*blocks, table]))

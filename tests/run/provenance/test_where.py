@@ -9,7 +9,7 @@ from helpers.traceable_runs import random_run
 
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
-from binidx.order.reads import find_samples, trace_reads
+from binidx.order.reads import OrderReads
 from binidx.order.source_order import find_positions
 
 
@@ -20,23 +20,23 @@ def test_the_samples_with_a_document_are_those_that_trace_to_it(
     kind: type[GPTDataset], seed: int, tmp_path: Path
 ) -> None:
     dataset, choose = random_run(tmp_path, seed, kind), random.Random(seed)
-    contents = trace_reads(dataset.order, np.arange(len(dataset)))
+    contents = OrderReads(dataset.order).trace(np.arange(len(dataset)))
     spans = contents
     owner = np.repeat(np.arange(len(dataset)), np.diff(spans.bounds))
     for number, source in enumerate(dataset.order.sources):
         count = len(source.dataset.document_indices) - 1
         for documents in ([choose.randrange(count)], choose.sample(range(count), 3), range(count)):
             here = (contents.source[owner] == number) & np.isin(spans.document, list(documents)) & (spans.length > 0)
-            assert find_samples(dataset.order, number, list(documents)).tolist() == np.unique(owner[here]).tolist()
+            assert OrderReads(dataset.order).find(number, list(documents)).tolist() == np.unique(owner[here]).tolist()
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     dataset = random_run(tmp_path, 0)
     with pytest.raises(IndexError, match=r"document 10000, it has \d+, counted from 0"):
-        find_samples(dataset.order, 0, [0, 10_000])
+        OrderReads(dataset.order).find(0, [0, 10_000])
     with pytest.raises(IndexError, match="source 9: the run has"):
-        find_samples(dataset.order, 9, [0])
-    assert find_samples(dataset.order, 0, []).tolist() == []
+        OrderReads(dataset.order).find(9, [0])
+    assert OrderReads(dataset.order).find(0, []).tolist() == []
 
 
 def test_places_are_found_across_stretches(monkeypatch: pytest.MonkeyPatch) -> None:

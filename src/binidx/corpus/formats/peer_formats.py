@@ -28,7 +28,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.requests.listing import is_folder, list_matches
+from binidx.storage.requests.listing import list_matches
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 
@@ -55,7 +55,7 @@ class PeerFormat:
 
     def list_files(self, source: Location) -> Files:
         """Return the files of a folder or a pattern, sorted; anything else as it is."""
-        path, named = source.local_path, source.uri.endswith(self.suffix) and is_folder(source)
+        path, named = source.local_path, source.uri.endswith(self.suffix) and source.is_folder()
         if not self.suffix or (named if path is None else os.path.isfile(path)):
             return [source]
         if not (names := [name for name in list_matches(source) if name.endswith(self.suffix)]):

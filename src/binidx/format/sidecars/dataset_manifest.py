@@ -9,7 +9,7 @@ Both are sidecars: replacing the dataset removes them, copying it copies them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict
 
@@ -129,29 +129,6 @@ def read_manifest(location: Location) -> dict[str, Any] | None:
     manifest: dict[str, Any] = MANIFEST_FILE.parse(data, location.uri)
     MANIFEST_FILE.convert(manifest, location.uri)
     return manifest
-
-
-OWN_FIELDS = ("inputs", "output", "format", "part_bytes", "codec", "lineage")
-"""Fields of a job that describe its own text and files, so not those of a dataset made of its dataset."""
-
-
-def common_fields(jobs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields on which the jobs of manifests agree, and the names of the others, such as `tokenizer.eod`.
-
-    Tokenizers of one digest get the place of the first.
-    """
-    common, others = dict[str, Any](), list[str]()
-    for name in sorted(set[str]().union(*jobs) - {*OWN_FIELDS}):
-        values: list[Any] = [job.get(name, ...) for job in jobs]
-        digests = {value["digest"] if isinstance(value, dict) and "digest" in value else ... for value in values}
-        if (name in ("uri", "merges") and values[0] is not ...) or all(value == values[0] for value in values):
-            common[name] = values[0]
-        elif ... not in digests and len(digests) == 1:
-            common[name], inside = common_fields(values)
-            others += [f"{name}.{other}" for other in inside]
-        else:
-            others.append(name)
-    return common, others
 
 
 def check_counts(prefix: str, manifest: Mapping[str, Any], index: DatasetCounts) -> None:

@@ -6,197 +6,41 @@
     id     string                      value of the field that the user named; null if there is none
     hash   uint64                      xxh3_64 of the document's bytes in the .bin, EOD included
 
-A row takes 20 to 30 bytes. A part counts rows from the start of its slices, as the rows before them are unknown;
-`merge_lineage` adds their number.
-
-Arrow and NumPy arrays are converted here without pandas: pyarrow's `pa.array` and `to_numpy` import it if it is
-installed, 0.3 s of CPU and 40 MB in each worker process.
+Searches read only the needed row groups: for documents those that hold their rows, for a row those whose statistics
+include it, and only the columns that are compared. pyarrow is imported with the first of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError
-from binidx.format.arrow import pa, parquet
-from binidx.format.bin_file import discard_writes
-from binidx.storage.adapters import ReadableFile, WritableFile
-from binidx.storage.interfaces import RangeReader
-from binidx.storage.location import Location
+from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
+from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.format.source import DatasetFiles
+from binidx.storage.adapters import ReadableFile
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
-from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.publish import create_object
-
-Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]
-"""A nullable string column of n rows: UTF-8 bytes, offsets of shape (n + 1,), and a validity mask of shape (n,)."""
-
-SCHEMA = pa.schema(
-    [
-        ("source", pa.dictionary(pa.int32(), pa.string())),
-        ("row", pa.int64()),
-        ("byte", pa.int64()),
-        ("id", pa.string()),
-        ("hash", pa.uint64()),
-    ],
-    metadata={b"binidx": json.dumps({"lineage": 1}).encode()},
-)
-
-GROUP_ROWS = 1 << 18
-"""Rows of a row group: about 10 MB in memory, plus the ids."""
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.threads import OPENS
 
 
-class LineageWriter:
-    """Writer of one lineage file, invisible until `publish`."""
+@functools.cache
+def lineage_schema() -> Any:
+    """Return the schema of a lineage file, as pyarrow has it."""
+    from binidx.format.arrow import pa
 
-    def __init__(self, location: Location) -> None:
-        self._open = contextlib.ExitStack()
-        self._tables: list[Any] = []
-        self.num_rows = 0
-        self._writer = parquet.ParquetWriter(
-            WritableFile(self._open.enter_context(create_object(location))),
-            SCHEMA,
-            compression="zstd",
-            use_dictionary=["source"],
-            # Row numbers and positions increase slowly, so that each difference takes a byte or two.
-            column_encoding={"row": "DELTA_BINARY_PACKED", "byte": "DELTA_BINARY_PACKED"},
-            write_page_checksum=True,
-        )
-
-    def add(
-        self,
-        source: str,
-        rows: NDArray[np.int64],
-        places: NDArray[np.int64],
-        ids: Strings | None,
-        tokens: NDArray[Any],
-        sequence_lengths: NDArray[np.int32],
-        document_indices: NDArray[np.int64],
-    ) -> None:
-        """Append the documents of one source.
-
-        Args:
-            rows, places: the columns "row" and "byte", shape (num_documents,).
-            ids: the column "id", or None for nulls.
-            tokens: tokens as stored, of all documents.
-            sequence_lengths: shape (num_sequences,).
-            document_indices: first sequence of each document, then the end, shape (num_documents + 1,).
-        """
-        bounds = np.concatenate([[0], np.cumsum(sequence_lengths, dtype=np.int64)])[document_indices] * tokens.itemsize
-        data = tokens.view(np.uint8).data
-        digests = (xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in itertools.pairwise(bounds.tolist()))
-        hashes = np.fromiter(digests, np.uint64, len(rows))
-        names = None if ids is None else join_strings(*ids)
-        self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
-
-    def write(self, table: Any) -> None:
-        """Append an Arrow table with the schema SCHEMA."""
-        self._tables.append(table)
-        self.num_rows += len(table)
-        if (num_held := sum(map(len, self._tables))) >= GROUP_ROWS:
-            self._flush(num_held // GROUP_ROWS * GROUP_ROWS)
-
-    def publish(self) -> None:
-        """Make the file visible."""
-        self._flush(sum(map(len, self._tables)))
-        self._writer.close()
-        self._open.close()
-
-    def abandon(self) -> None:
-        """Remove the unpublished file; no effect after `publish`."""
-        discard_writes(self._open)
-
-    def _flush(self, count: int) -> None:
-        """Write the first `count` rows of the held tables, as whole row groups but at the end of the file."""
-        if count:
-            together = pa.concat_tables(self._tables).unify_dictionaries()
-            self._writer.write_table(together[:count], row_group_size=GROUP_ROWS)
-            self._tables = [together[count:]]
-
-
-def build_lineage_table(
-    sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any
-) -> Any:
-    """Return an Arrow table with the schema SCHEMA.
-
-    Args:
-        numbers: for each row, the position of its source in `sources`.
-        rows, places, ids, hashes: the other columns as NumPy or Arrow arrays; None for nulls.
-    """
-    columns = [pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))]
-    for kind, values in zip(SCHEMA.types[1:], (rows, places, ids, hashes), strict=True):
-        column = pa.nulls(len(numbers), kind) if values is None else values
-        columns.append(to_arrow(column, kind) if isinstance(column, np.ndarray) else column)
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
-
-
-@dataclass(frozen=True)
-class PartLineage:
-    """Lineage file of a part.
-
-    Attributes:
-        location: of the file.
-        bases: for each slice of input text, the number of rows before it in its file.
-        counts: for each slice, the number of its documents.
-    """
-
-    location: Location
-    bases: Sequence[int]
-    counts: Sequence[int]
-
-
-READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
-"""Most rows of a file that is read ahead, and most files read ahead at once: 5 MB each, plus the ids."""
-
-
-def merge_lineage(parts: Iterable[PartLineage], target: Location) -> int:
-    """Write the rows of all parts as one lineage file and return their number.
-
-    Args:
-        parts: lineage files, in the order of the documents.
-        target: the file to write.
-
-    Raises:
-        FormatError: the file of a part has another number of rows than the part has documents.
-    """
-
-    def read(part: PartLineage) -> Iterable[Any]:
-        rows = _numbered(part)
-        return list(rows) if sum(part.counts) <= READ_AHEAD_ROWS else rows
-
-    writer = LineageWriter(target)
-    try:
-        with contextlib.closing(map_in_flight(read, parts, READ_AHEAD_PARTS)) as tables:
-            for table in itertools.chain.from_iterable(tables):
-                writer.write(table)
-        writer.publish()
-    finally:
-        writer.abandon()
-    return writer.num_rows
-
-
-def _numbered(part: PartLineage) -> Iterator[Any]:
-    """Yield tables of a part's rows, with row numbers that count from the start of the input file."""
-    first = 0
-    bases = np.repeat(np.array(part.bases, np.int64), part.counts)
-    opened = open_lineage(open_object(part.location, cache=False))
-    for number in range(opened.num_row_groups):
-        table = opened.read_row_group(number).cast(SCHEMA)
-        base = bases[first : first + len(table)]
-        first += len(table)
-        if len(base) == len(table):
-            rows = to_arrow(to_numpy(table.column("row")) + base, pa.int64())
-            yield table.set_column(1, SCHEMA.field("row"), rows)
-    if first != len(bases):
-        raise FormatError(f"{part.location}: {first} rows, needed {len(bases)}, one for each document of the part")
+    kinds = pa.dictionary(pa.int32(), pa.string()), pa.int64(), pa.int64(), pa.string(), pa.uint64()
+    columns = [*zip(("source", "row", "byte", "id", "hash"), kinds, strict=True)]
+    return pa.schema(columns, metadata={b"binidx": json.dumps({"lineage": 1}).encode()})
 
 
 def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
@@ -206,50 +50,198 @@ def open_lineage(reader: RangeReader, metadata: Any = None) -> Any:
         reader: reader of the file.
         metadata: pyarrow's metadata of the file, if it was read before.
     """
+    from binidx.format.arrow import parquet
+
     return parquet.ParquetFile(
         ReadableFile(reader), metadata=metadata, read_dictionary=["source"], page_checksum_verification=True
     )
 
 
-def to_arrow(values: NDArray[Any], kind: Any) -> Any:
-    """Convert numbers to an Arrow array of the type `kind`, without a copy if the type is the same.
+@contextlib.contextmanager
+def _opened_lineage(file: Location) -> Iterator[tuple[Any, Any]]:
+    """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
+    from binidx.format.arrow import pa
+    from binidx.format.parquet_footer import read_metadata
+
+    try:
+        reader = open_object(file, cache=False)
+        yield open_lineage(reader, read_metadata(reader)), lineage_schema()
+    except BinidxError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # a disk that fails is no damage
+        text = " ".join(str(error).split())
+        raise FormatError(f"{file}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
+
+
+def read_origins(
+    prefix: Where, documents: Sequence[int], options: Mapping[str, Any] | None = None
+) -> dict[int, dict[str, Any]]:
+    """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
+
+    Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
 
     Args:
-        values: numbers, shape (n,).
-        kind: Arrow type of the result.
+        prefix: of the dataset.
+        documents: document numbers, in any order.
+        options: fsspec options, for a prefix that is no `Location`.
 
     Raises:
-        TypeError: `kind` does not hold all values of the array's type.
+        FormatError: the lineage is not valid, or has no such row.
+        MissingDriverError: there is a lineage, and pyarrow is not installed.
     """
-    values = np.ascontiguousarray(values.astype(kind.to_pandas_dtype(), casting="safe", copy=False))
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    lineage = Location.of(prefix, options) + LINEAGE
+    if not len(documents) or not object_exists(lineage):
+        return {}
+    wanted = np.unique(np.array(documents, np.int64))
+    with _opened_lineage(lineage) as (file, schema):
+        metadata, rows = file.metadata, dict[int, dict[str, Any]]()
+        if wanted[-1] >= metadata.num_rows:
+            raise FormatError(f"{lineage}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
+        firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
+        for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
+            here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
+            table = file.read_row_group(group).take(here - firsts[group]).cast(schema)
+            rows.update(zip(here.tolist(), table.to_pylist(), strict=True))
+    return rows
 
 
-def to_bitmap(values: NDArray[np.bool_]) -> Any:
-    """Convert booleans to an Arrow buffer, such as the validity bitmap of an array."""
-    return pa.py_buffer(np.packbits(values, bitorder="little"))
+def origin_text(origin: dict[str, Any]) -> str:
+    """Return a text such as `s3://text/en.jsonl row 17, byte 2,034, id "a"` for an origin from `read_origins`."""
+    byte = f", byte {origin['byte']:,}" if origin["byte"] is not None else ""
+    name = f', id "{origin["id"]}"' if origin["id"] is not None else ""
+    return f"{origin['source']} row {origin['row']:,}{byte}{name}"
 
 
-def to_arrow_strings(values: Sequence[str]) -> Any:
-    """Convert a few strings to an Arrow array."""
-    encoded = [text.encode() for text in values]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return join_strings(np.frombuffer(b"".join(encoded), np.uint8), ends, np.ones(len(encoded), bool))
+Mask = NDArray[np.bool_]
+
+SEARCHES = 8
+"""Lineage files that are searched at the same time; each needs 6 MB, for a row group."""
 
 
-def join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
-    """Return the strings of a column, see `Strings`, as an Arrow array."""
-    ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32).tobytes())
-    text = pa.py_buffer(data[offsets[0] : offsets[-1]].tobytes())
-    return pa.Array.from_buffers(pa.string(), len(present), [to_bitmap(present), ends, text])
+def find_named(prefixes: Mapping[str, Location], name: str) -> tuple[dict[str, list[int]], list[ObjectNotFoundError]]:
+    """Return the numbers of the documents that a name stands for, of each dataset that has some.
+
+    Args:
+        prefixes: the datasets by any key.
+        name: FILE:ROW or id=ID.
+
+    Returns:
+        Key -> numbers, ascending; and an error for each dataset without lineage, or without ids in it.
+
+    Raises:
+        ConfigError: a name of another form.
+        FormatError: a lineage is not valid.
+    """
+    file, _, row = name.rpartition(":")
+    if not (name.startswith("id=") or (file and row.isdecimal() and len(row) < 19)):
+        raise ConfigError(f"document: found {name}, needs a number, FILE:ROW or id=ID")
+
+    def search(prefix: Location) -> list[int] | ObjectNotFoundError:
+        try:
+            if name.startswith("id="):
+                return documents_with_id(prefix, name.removeprefix("id="))
+            return documents_at(prefix, file, int(row))
+        except ObjectNotFoundError as error:
+            return error
+
+    with OPENS.executor(SEARCHES) as pool:
+        answers = dict(zip(prefixes, pool.map(search, prefixes.values()), strict=True))
+    missing = [answer for answer in answers.values() if isinstance(answer, ObjectNotFoundError)]
+    return {key: answer for key, answer in answers.items() if isinstance(answer, list) and answer}, missing
 
 
-def to_numpy(column: Any) -> NDArray[Any]:
-    """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
-    kind, parts = column.type.to_pandas_dtype(), []
-    for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        data, stop = array.buffers()[1], array.offset + len(array)
-        if len(array) and kind is np.bool_:
-            data = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little").view(np.bool_)
-        parts.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
-    return np.concatenate(parts) if parts else np.empty(0, kind)
+def documents_with_id(prefix: Location, wanted: str) -> list[int]:
+    """Return the numbers of the documents whose id is `wanted`, ascending.
+
+    Args:
+        prefix: of the dataset.
+        wanted: an id, compared as a whole.
+
+    Raises:
+        ObjectNotFoundError: the dataset has no lineage, or it has no ids.
+        FormatError: the lineage is not valid.
+    """
+    numbers = _search(prefix, ["id"], lambda table: _equal(table["id"], wanted))
+    if not numbers and not _has_ids(lineage := prefix + LINEAGE):
+        problem = "has no ids, which binidx preprocess stores with --id-key"
+        raise ObjectNotFoundError(f"{lineage}: {problem}; name the document by FILE:ROW")
+    return numbers
+
+
+def _has_ids(file: Location) -> bool:
+    """Return whether a document has an id, by the statistics of the lineage; True if it has no statistics."""
+    with _opened_lineage(file) as (opened, schema):
+        groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
+        ids = [(group.column(schema.get_field_index("id")).statistics, group.num_rows) for group in groups]
+        return any(not (known and known.has_null_count) or known.null_count < rows for known, rows in ids)
+
+
+def documents_at(prefix: Location, file: str, row: int) -> list[int]:
+    """Return the numbers of the documents made from one row of a text file, ascending.
+
+    Args:
+        file: URI of the file, or the end of that URI after a slash.
+
+    Raises:
+        ObjectNotFoundError: the dataset has no lineage.
+        FormatError: the lineage is not valid.
+    """
+
+    def matches(table: Any) -> Mask:
+        source = table["source"].combine_chunks()
+        names = [name == file or name.endswith(f"/{file}") for name in source.dictionary.to_pylist()]
+        mine: Mask = np.array([*names, False])[source.indices.fill_null(len(names)).to_numpy()]
+        return mine & _equal(table["row"], row)
+
+    return _search(prefix, ["source", "row"], matches, row)
+
+
+def _search(
+    prefix: Location, columns: Sequence[str], matches: Callable[[Any], Mask], row: int | None = None
+) -> list[int]:
+    lineage, numbers, first = prefix + LINEAGE, list[int](), 0
+    if not object_exists(lineage):
+        raise ObjectNotFoundError(f"{lineage}: not found; binidx preprocess writes it beside a dataset")
+    with _opened_lineage(lineage) as (file, schema):
+        metadata, number = file.metadata, schema.get_field_index("row")
+        for group in range(metadata.num_row_groups):
+            bounds = metadata.row_group(group).column(number).statistics
+            if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
+                numbers += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
+            first += metadata.row_group(group).num_rows
+    return numbers
+
+
+def _equal(column: Any, value: Any) -> Mask:
+    import pyarrow.compute as compute
+
+    mask: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+BATCH_ROWS = 1 << 16
+
+
+def read_lineage(dataset: DatasetFiles, documents: Range | None = None) -> Iterator[Any]:
+    """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document.
+
+    Args:
+        documents: numbers (start, stop) of the documents whose rows to yield; None: all.
+    """
+    from binidx.format.arrow import pa
+
+    file, count = dataset.prefix + LINEAGE, dataset.index.num_documents
+    start, stop = documents or (0, count)
+    with _opened_lineage(file) as (opened, schema):
+        metadata = opened.metadata
+        if metadata.num_rows != count:
+            raise FormatError(f"{file}: {metadata.num_rows} rows, needed {count}, one for each document")
+        sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        firsts = list(itertools.accumulate(sizes, initial=0))
+        groups = [group for group, first in enumerate(firsts[:-1]) if first < stop and start < firsts[group + 1]]
+        first = firsts[groups[0]] if groups else 0
+        for batch in opened.iter_batches(BATCH_ROWS, groups):
+            yield pa.Table.from_batches([batch]).cast(schema)[max(start - first, 0) : max(stop - first, 0)]
+            first += len(batch)

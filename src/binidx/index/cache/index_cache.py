@@ -50,7 +50,6 @@ Build = Callable[[ArrayWriter], None]
 ArrayCheck = Callable[[Arrays], None]
 """Function that raises ValueError for arrays that are no index of this dataset."""
 
-FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
 
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
@@ -76,9 +75,18 @@ class Outcome:
     seconds: time until the arrays were loaded, including the wait for other processes; 0 for NOT_KEPT.
     """
 
+    FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
+
     files: IndexFiles
     how: str
     seconds: float
+
+    def is_written(self) -> bool:
+        """Return whether the files are there: of a built index that was not written, a build only logs a warning."""
+        try:
+            return self.how != self.BUILT or object_exists(self.files.file(MANIFEST))
+        except StorageError:
+            return False
 
 
 OnOutcome = Callable[[Outcome], None] | None
@@ -182,7 +190,7 @@ class IndexCache:
             IndexBuildError: a disk is too small for an array.
             PeerError: this process waited for another one to build the index, and that build failed.
         """
-        needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
+        needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, Outcome.FOUND, time.monotonic()
         load = partial(self.load, needed, names)
         if access == "ranges" and (
             ranged := self.open_ranges(names, lambda manifest: has_fingerprint(manifest, fingerprint))
@@ -192,7 +200,7 @@ class IndexCache:
         def make() -> Built:
             nonlocal how
             with span("binidx.index.build", self.context.parent, index=self.files.name):
-                how, writer = BUILT, self.build(description, needed, build)
+                how, writer = Outcome.BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
         arrays = load()

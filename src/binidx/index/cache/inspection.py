@@ -48,28 +48,28 @@ class IndexFilesState:
         """Fields of the data of which the index was built, as far as they decide about it; None without a manifest."""
         return None if self.manifest is None else {name: self.manifest.content.get(name) for name in DECIDING}
 
+    @classmethod
+    def of(cls, files: IndexFiles, options: Fields, idx: Fields | None = None) -> IndexFilesState:
+        """Return the state of an index.
 
-def inspect_index(files: IndexFiles, options: Fields, idx: Fields | None = None) -> IndexFilesState:
-    """Return the state of an index.
-
-    Args:
-        files: files of the index in the cache.
-        options: those on which the arrays depend, without the algorithm.
-        idx: present identity of the `.idx`; None if the index has no data.
-    """
-    try:
-        manifest = files.read_manifest()
-    except (FormatError, StorageError) as error:
-        return IndexFilesState(CacheState.STALE, str(error))
-    if manifest is None:
-        return IndexFilesState(CacheState.MISSING)
-    if wrong := list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **options}):
-        return IndexFilesState(CacheState.STALE, "; ".join(wrong))
-    if idx is None or same_object(manifest.data.get("idx"), idx):
-        return IndexFilesState(CacheState.THERE, manifest=manifest)
-    likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
-    why = "nothing shows that the .idx is the one it was: a start reads and compares it"
-    return IndexFilesState(CacheState.UNPROVEN, why, likely)
+        Args:
+            files: files of the index in the cache.
+            options: those on which the arrays depend, without the algorithm.
+            idx: present identity of the `.idx`; None if the index has no data.
+        """
+        try:
+            manifest = files.read_manifest()
+        except (FormatError, StorageError) as error:
+            return cls(CacheState.STALE, str(error))
+        if manifest is None:
+            return cls(CacheState.MISSING)
+        if wrong := list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **options}):
+            return cls(CacheState.STALE, "; ".join(wrong))
+        if idx is None or same_object(manifest.data.get("idx"), idx):
+            return cls(CacheState.THERE, manifest=manifest)
+        likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
+        why = "nothing shows that the .idx is the one it was: a start reads and compares it"
+        return cls(CacheState.UNPROVEN, why, likely)
 
 
 def read_order_change(files: IndexFiles, options: Fields, content: Mapping[str, Any], order: OrderKey) -> str:
@@ -77,7 +77,7 @@ def read_order_change(files: IndexFiles, options: Fields, content: Mapping[str, 
 
     Args:
         files: files of the index.
-        options: as in `inspect_index`.
+        options: as in `IndexFilesState.of`.
         content: as in `IndexFilesState`, of any index of the data: the record is named by a hash of it.
         order: order of the index.
     """

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from binidx.errors import StorageError
 from binidx.index.cache.index_files import DESCRIPTION, LEFT_SECONDS, MANIFEST
@@ -35,8 +36,7 @@ INDEX_FILE = re.compile(
 RECORD_NAME = re.compile(r"[0-9a-f]{32}(-\d+)?-binidx-(orders\.json|idx\.bundle)")
 
 CLAIM = "-claim"
-REMOVE, KEPT, YOUNG, BUILDING = "remove", "kept", "young", "being built"
-"""States of an index: old; needed by a run; not old enough; built by a process just now."""
+State = Literal["remove", "kept", "young", "being built"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class CachedIndex:
     Attributes:
         name: `{md5}-{class}-{split}`, or the name of the file.
         files: its files, by their names.
-        state: REMOVE, KEPT, YOUNG or BUILDING.
+        state: "remove" if it is old; "kept" for a run; "young": not old enough; "being built" by a process just now.
     """
 
     name: str
     files: Mapping[str, StoredFile]
-    state: str
+    state: State
 
     @property
     def num_bytes(self) -> int:
@@ -61,6 +61,29 @@ class CachedIndex:
     def changed_at(self) -> float:
         """Time of the newest file, in seconds since 1970."""
         return max(file.changed_at for file in self.files.values())
+
+    def remove(self, directory: Location) -> bool:
+        """Remove its files in a folder, the manifest first; return False if a process has begun to build it.
+
+        Raises:
+            StorageError: the store refuses a request.
+        """
+        problem = None
+        with contextlib.ExitStack() as leases:
+            for name in dict.fromkeys(name.partition(CLAIM)[0] for name in self.files if MANIFEST in name):
+                held = _hold_lease(directory, name + CLAIM, self.files.get(name + CLAIM))
+                if held is None:
+                    return False
+                leases.enter_context(held)
+            try:
+                for name in sorted(self.files, key=lambda name: not name.endswith(MANIFEST)):
+                    if not name.endswith(CLAIM):
+                        delete_object(directory / name)
+            except StorageError as error:
+                problem = error  # raised after the leases: they record errors of builds
+        if problem is not None:
+            raise problem
+        return True
 
 
 def find_indices(
@@ -85,13 +108,13 @@ def find_indices(
         elif match := INDEX_FILE.fullmatch(name):
             groups[match[1]][name] = file
 
-    def state_of(files: Mapping[str, StoredFile], needed: Callable[[], bool]) -> str:
+    def state_of(files: Mapping[str, StoredFile], needed: Callable[[], bool]) -> State:
         leases = [file.changed_at for name, file in files.items() if CLAIM in name]
         if max(leases, default=-math.inf) > now - LEFT_SECONDS:
-            return BUILDING
+            return "being built"
         if max(file.changed_at for file in files.values()) > now - older_than:
-            return YOUNG
-        return KEPT if needed() else REMOVE
+            return "young"
+        return "kept" if needed() else "remove"
 
     def is_needed_index(name: str, files: Mapping[str, StoredFile]) -> bool:
         texts = [read_small(directory / file) or b"" for file in files if file.endswith(DESCRIPTION)]
@@ -102,7 +125,7 @@ def find_indices(
         for name, files in groups.items()
         if any(MANIFEST in file for file in files)
     ]
-    left = groups.keys() - {index.name for index in indices if index.state == REMOVE}
+    left = groups.keys() - {index.name for index in indices if index.state == "remove"}
 
     def is_needed_file(name: str) -> bool:
         if not name.endswith(ORDERS):
@@ -114,30 +137,6 @@ def find_indices(
         for name, file in others.items()
     ]
     return sorted(indices, key=lambda index: index.changed_at)
-
-
-def remove_index(directory: Location, index: CachedIndex) -> bool:
-    """Remove the files of an index, the manifest first; return False if a process has begun to build it.
-
-    Raises:
-        StorageError: the store refuses a request.
-    """
-    problem = None
-    with contextlib.ExitStack() as leases:
-        for name in dict.fromkeys(name.partition(CLAIM)[0] for name in index.files if MANIFEST in name):
-            held = _hold_lease(directory, name + CLAIM, index.files.get(name + CLAIM))
-            if held is None:
-                return False
-            leases.enter_context(held)
-        try:
-            for name in sorted(index.files, key=lambda name: not name.endswith(MANIFEST)):
-                if not name.endswith(CLAIM):
-                    delete_object(directory / name)
-        except StorageError as error:
-            problem = error  # raised after the leases: they record errors of builds
-    if problem is not None:
-        raise problem
-    return True
 
 
 def _hold_lease(directory: Location, name: str, listed: StoredFile | None) -> HeldLease | None:

@@ -33,8 +33,6 @@ from binidx.storage.open import open_object, read_document, read_whole
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
 
-COMPLETE = "complete.json"
-
 
 @dataclass(frozen=True)
 class Baked:
@@ -57,6 +55,13 @@ class Baked:
     add_extra_token: bool
     blended: bool
 
+    COMPLETE: ClassVar[str] = "complete.json"
+
+    @classmethod
+    def read(cls, file: Location) -> Baked:
+        """Read a `baked.json`; raise FormatError if the file is none."""
+        return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
+
     def parts(self) -> list[range]:
         """Return the positions of each part."""
         firsts = range(self.first, self.stop, self.samples_per_part)
@@ -67,6 +72,10 @@ class Baked:
         """Number of stored tokens of each sample."""
         return self.sequence_length + self.add_extra_token
 
+    def part_file(self, directory: Location, part: range) -> Location:
+        """Return the prefix of the files of a part; of a read plan, its file."""
+        return directory / f"{part.start:012d}"
+
     def format(self) -> bytes:
         return (json.dumps({**BAKED_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
@@ -74,15 +83,6 @@ class Baked:
 BAKED_FILE = JsonFile(
     Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx prepare bake", tolerates=tolerate_all
 )
-
-
-def read_baked(file: Location) -> Baked:
-    """Read a `baked.json`; raise FormatError if the file is none."""
-    return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
-
-
-def part_prefix(directory: Location, part: range) -> Location:
-    return directory / f"{part.start:012d}"
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ class BakedRequest(StoredRequest):
             FormatError: the description is invalid, or a part contradicts it.
             ObjectNotFoundError: the description or a part is missing.
         """
-        baked, uri = read_baked(self.file), self.directory.uri
-        files = [(part, part_prefix(self.directory, part)) for part in baked.parts()]
+        baked, uri = Baked.read(self.file), self.directory.uri
+        files = [(part, baked.part_file(self.directory, part)) for part in baked.parts()]
         dtype = read_dtype(baked, *files[0])
-        if not object_exists(self.directory / COMPLETE):  # not yet, or by a version that did not write it
+        if not object_exists(self.directory / Baked.COMPLETE):  # not yet, or by a version that did not write it
             OPENS.map(lambda file: read_dtype(baked, *file), files[1:])
         sizes = [len(part) * baked.stored_length * dtype.itemsize for part, _ in files]
         readers = [
@@ -210,7 +210,9 @@ class BakedOrder(SourceOrder):
     def _ids_of(self, number: int) -> NDArray[np.int16]:
         """Return the dataset_id of each sample of a part, which is read at its first use."""
         if (ids := self._ids.get(number)) is None:
-            reader = open_object(part_prefix(self.directory, self.parts[number]) + "-dataset_id.npy", cache=False)
+            reader = open_object(
+                self.stored.part_file(self.directory, self.parts[number]) + "-dataset_id.npy", cache=False
+            )
             ids = self._ids[number] = parse_npy(read_whole(reader))
             if len(ids) != len(self.parts[number]):
                 raise FormatError(

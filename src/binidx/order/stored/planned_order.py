@@ -34,11 +34,13 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import compares_sums, strip_bin_suffix
 from binidx.format.idx import DType
+from binidx.format.indexed_dataset import as_pair
 from binidx.format.tokens import PlainTokens
 from binidx.format.virtual import named_location
 from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.order.opener import Opener
 from binidx.order.order_protocols import Bounds, Numbers, Order, Source, Spans
+from binidx.order.reads import TokenPlaces
 from binidx.order.source_order import StoredSource, join_ranges, samples_with_hits
 from binidx.order.stored.baked_order import Baked, StoredRequest
 from binidx.storage.adapters import JoinedReader, LazyReader
@@ -48,7 +50,7 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
-from binidx.storage.requests.remote_object import recorded_object
+from binidx.storage.requests.remote_object import find_object, recorded_object
 from binidx.storage.stores.identity import same_identity
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
@@ -95,6 +97,21 @@ class PlannedSource:
     def __post_init__(self) -> None:
         DType.code_from_dtype(self.dtype)
 
+    @classmethod
+    def of(cls, source: Source) -> PlannedSource:
+        """Return the description of an open source; looks up the checksums of each of its files."""
+        dataset = as_pair(source.dataset)
+        reader, parts = dataset.bin_reader, [(dataset.bin_reader, dataset.index.num_bytes)]
+        if isinstance(reader, JoinedReader):  # of a virtual merge
+            parts = [*zip(reader.parts, reader.sizes, strict=True)]
+        files = []
+        for part, num_bytes in parts:
+            stored = stored_reader(part)
+            sums = find_object(Location(stored.uri + SUMS, dataset.storage_options))
+            identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
+            files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
+        return cls(source.prefix, dataset.dtype.name, files)
+
 
 @dataclass(frozen=True)
 class ReadPlan(Baked):
@@ -109,6 +126,9 @@ class ReadPlan(Baked):
     order: Any
     masks_ends: bool
     sources: list[PlannedSource]
+
+    def part_file(self, directory: Location, part: range) -> Location:
+        return super().part_file(directory, part) + ".rows"
 
     def format(self) -> bytes:
         return (json.dumps({**PLAN_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
@@ -132,28 +152,7 @@ def read_plan(file: Location) -> tuple[ReadPlan, str]:
     return PLAN_FILE.decode(data, file.uri), xxhash.xxh3_128_hexdigest(data)
 
 
-def part_location(directory: Location, part: range) -> Location:
-    """Return the location of the part with these positions."""
-    return directory / f"{part.start:012d}.rows"
-
-
-class PlannedPieces(NamedTuple):
-    """Places of the tokens of B samples.
-
-    Attributes:
-        sources: number of the source of each sample, shape (B,).
-        bounds: sample i has the pieces bounds[i] up to bounds[i + 1], shape (B + 1,).
-        starts: first byte of each piece in the plain bytes of the source, shape (n,).
-        num_tokens: of each piece, shape (n,).
-    """
-
-    sources: Numbers
-    bounds: Bounds
-    starts: Numbers
-    num_tokens: Numbers
-
-
-def format_blocks(pieces: PlannedPieces, first: int, plan_digest: str) -> Iterator[bytes]:
+def format_blocks(pieces: TokenPlaces, first: int, plan_digest: str) -> Iterator[bytes]:
     """Yield the blocks of consecutive samples.
 
     Args:
@@ -212,9 +211,9 @@ class PlannedRows:
         self._blocks_per_part = -(-plan.samples_per_part // BLOCK_SAMPLES)
         self._opened: dict[int, tuple[RangeReader, Numbers]] = {}
         self._decoded: DecodedBlocks | None = None
-        self._last_read: tuple[Numbers, PlannedPieces] | None = None
+        self._last_read: tuple[Numbers, TokenPlaces] | None = None
 
-    def read(self, positions: Numbers) -> PlannedPieces:
+    def read(self, positions: Numbers) -> TokenPlaces:
         """Return the places of the tokens of samples: one range of rows if the positions are consecutive.
 
         Args:
@@ -236,7 +235,7 @@ class PlannedRows:
         chosen = decoded.pieces[join_ranges(starts, stops)]
         first_bytes = chosen["start"].astype(np.int64) | chosen["start_high"].astype(np.int64) << 32
         bounds, sources = np.concatenate([[0], np.cumsum(stops - starts)]), decoded.samples["source"][row]
-        pieces = PlannedPieces(sources.astype(np.int64), bounds, first_bytes, chosen["num_tokens"].astype(np.int64))
+        pieces = TokenPlaces(sources.astype(np.int64), bounds, first_bytes, chosen["num_tokens"].astype(np.int64))
         self._last_read = positions.copy(), pieces
         return pieces
 
@@ -267,7 +266,7 @@ class PlannedRows:
         if (opened := self._opened.get(number)) is not None:
             return opened
         part = self.parts[number]
-        reader = open_object(part_location(self.directory, part), cache=False)
+        reader = open_object(self.plan.part_file(self.directory, part), cache=False)
         table_bytes = 4 * -(-len(part) // BLOCK_SAMPLES) + DIGEST_BYTES
         table = self._unseal(reader, [(max(0, reader.size - table_bytes), reader.size)], [part])[0]
         ends = np.concatenate([[0], np.cumsum(np.frombuffer(table, "<u4"), dtype=np.int64)])

@@ -49,11 +49,11 @@ from binidx.prepare.text.read import REQUEST_BYTES, read_slice
 from binidx.prepare.text.slices import CUT_ANYWHERE, Input, Slice, plan_slices
 from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
-from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.location import Location
 from binidx.storage.store_protocols import Prices
 from binidx.storage.threads import available_cores, map_in_flight
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+from binidx.tokenizers.spec import TokenizerSpec
 
 UNIT_BYTES = 256 << 10
 MOST_UNITS = 1 << 20

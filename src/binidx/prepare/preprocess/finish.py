@@ -20,13 +20,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, redacted
-from binidx.format.bin_file import delete_objects, superseded_objects
+from binidx.format.bin_file import remove_superseded
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.prepare.preprocess.job import Job, Part, plan_digest
 from binidx.prepare.preprocess.job_files import JobFiles
@@ -166,7 +167,7 @@ def merge_key(
         if not overwrite and object_exists(target.idx):
             target.compare_index(columns)
         # Without `overwrite` an existing .idx has been compared, and stays.
-        remove = target.remove_existing if overwrite else lambda: delete_objects(superseded_objects(target.bin))
+        remove = target.remove_existing if overwrite else partial(remove_superseded, target.bin)
         merge_tokens(opened, target, columns, remove, watch)
 
 
@@ -191,7 +192,7 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
 
 def write_lineage(files: JobFiles, key: str, parts: Sequence[Part], records: Records) -> None:
     """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
-    from binidx.format.sidecars.lineage import PartLineage, merge_lineage
+    from binidx.corpus.lineage.lineage_writer import PartLineage, merge_lineage
 
     lineages = []
     for part, before in zip(parts, rows_before_slices(parts, records), strict=True):

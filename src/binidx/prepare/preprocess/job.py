@@ -21,11 +21,11 @@ import numpy as np
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
-from binidx.jobs.parts import json_digest
+from binidx.json_models import json_digest
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
-from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.open import codec_named
+from binidx.tokenizers.spec import TokenizerSpec
 
 ALGORITHM = 1
 """Version of the algorithm; increased if the same job gives other bytes, so that older parts are not reused."""

@@ -98,7 +98,7 @@ class DatasetWriter:
         target = DatasetTarget(limit_part_bytes(prefix), files.job.codec)
         self._output, self._lineage = DatasetOutput(target, files.job.dtype, multimodal=False), None
         if files.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
-            from binidx.format.sidecars.lineage import LineageWriter
+            from binidx.corpus.lineage.lineage_writer import LineageWriter
 
             self._lineage = LineageWriter(prefix + LINEAGE)
         self._digest = xxhash.xxh3_64()

@@ -21,7 +21,7 @@ from typing import Any
 from binidx.errors import ConfigError, FormatError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs.parts import JobStage, Shard, Workers, finish_once, read_results, run_stages
+from binidx.jobs.parts import JobStage, Shard, Workers, finish_once, run_stages
 from binidx.prepare.preprocess.finish import Records, finish
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
@@ -134,7 +134,7 @@ def preprocess(
     try:
         (records,), missing = run_stages([stage], files, place, watch, remote_data=remote)
     except FormatError:  # of the first rows: there is nothing to resume
-        if shard is None and not read_results(files, parts):
+        if shard is None and not files.read_all(parts):
             files.remove(parts)
         raise
     if not missing:
@@ -266,7 +266,7 @@ def job_status(job: Job) -> JobStatus:
         found = read_small(files.job_file)
         if found not in (None, files.content):
             raise files.refusal(found, "give the options of that job")
-        records = read_results(files, parts)
+        records = files.read_all(parts)
         manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
     return build_status(job, parts, {} if manifests else records, manifests, time.time())
 

@@ -36,7 +36,7 @@ from binidx.prepare.preprocess.record import SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import TABLES, Extent, Slice
-from binidx.prepare.tokenizers.engine import Engine, LibraryError, build_stored_tokens, decode_texts
+from binidx.prepare.tokenizers.engine import Engine, build_stored_tokens, count_specials, count_unknown, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
     FIRST_OF_WORKER,
@@ -44,7 +44,8 @@ from binidx.prepare.tokenizers.engine_choice import (
     choose_engine,
     reference_engine,
 )
-from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
+from binidx.tokenizers.library import LibraryError
+from binidx.tokenizers.spec import TokenizerSpec
 
 MOST_CHARACTERS = 1_000_000
 """Longer texts are cut before they are split into sentences, as Punkt's time grows faster than the text's length."""

@@ -22,7 +22,7 @@ from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
-from binidx.storage.requests.listing import is_folder, list_matches
+from binidx.storage.requests.listing import list_matches
 from binidx.storage.stores.registry import split_query
 from binidx.storage.threads import map_in_flight
 
@@ -96,7 +96,7 @@ def _expand(
         return [(Location(path), None)]
     objects = [uri for uri in list_matches(location) if not exclude(uri)]
     inputs = objects
-    if is_folder(location):
+    if location.is_folder():
         left_out = (*NOT_TEXT, *BESIDE_ARROW) if any(uri.endswith(".arrow") for uri in objects) else NOT_TEXT
         inputs = [uri for uri in objects if (format or _is_text_in_folder(uri)) and not uri.endswith(left_out)]
     if not inputs:

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.lineage.lineage_writer import to_numpy
 from binidx.errors import FormatError, StorageError, clipped
 from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
-from binidx.format.sidecars.lineage import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
 from binidx.prepare.text.rows import check_names
 from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified

@@ -23,22 +23,16 @@ The ids of the reference engines are right by definition:
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.util
-import os
-from abc import abstractmethod
-from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import BinidxError, FormatError
 from binidx.native.token_files import wrap_rows
 from binidx.prepare.text.batch import cumulative_offsets
-from binidx.prepare.tokenizers.spec import TokenizerSpec, wordpiece_json
+from binidx.tokenizers.library import library_errors, load_library, missing_package
+from binidx.tokenizers.spec import TokenizerSpec
 
 # Token ids, shape (num_tokens,); start of each text's ids, then the end, shape (num_texts + 1,), from 0.
 Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -91,30 +85,32 @@ def concatenate_ids(lists: list[list[int]]) -> Encoded:
     return np.fromiter(chain.from_iterable(lists), np.uint32, int(bounds[-1])), bounds
 
 
-def missing_package(package: str) -> str | None:
-    """Return a message with the install command if a package, with an extra of the same name, is missing; else None."""
-    return None if importlib.util.find_spec(package) else f"{package} is not installed; pip install 'binidx[{package}]'"
+def count_specials(ids: NDArray[np.uint32], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
+    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,).
 
-
-class LibraryError(FormatError):
-    """Failure of a tokenizer's library on the tokenizer's file or on a text."""
-
-
-@contextlib.contextmanager
-def library_errors(subject: str) -> Iterator[None]:
-    """Raise LibraryError for the exceptions of a library, also for a panic of Rust code, which is no Exception.
-
-    A PanicException cannot be pickled, so a worker that raised one would look like a killed worker.
+    Args:
+        ids: ids of all texts, shape (num_ids,).
+        offsets: start of each text's ids, then the end of the last, shape (num_texts + 1,).
+        spec: their tokenizer.
     """
-    try:
-        yield
-    except (BinidxError, MemoryError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        kind = "" if type(error) in (Exception, RuntimeError, ValueError) else f"{type(error).__name__}: "
-        raise LibraryError(f"{subject}: {kind}{[*str(error).strip().splitlines(), ''][0][:300]}") from None
+    numbers = [number for _, number in spec.special_tokens]
+    counts = np.diff(cumulative_offsets(np.isin(ids, numbers))[offsets])
+    return counts - np.count_nonzero(np.isin([*spec.prefix, *spec.suffix], numbers))
+
+
+def count_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
+    """Return how often each text spells out the unknown token, shape (num_texts,).
+
+    Args:
+        texts: UTF-8 of all texts, shape (num_bytes,).
+        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
+        spec: their tokenizer.
+    """
+    token = spec.unknown.encode()
+    if not token:
+        return np.zeros(len(offsets) - 1, np.int64)
+    data = texts.tobytes()
+    return np.array([data.count(token, first, stop) for first, stop in pairwise(offsets.tolist())], np.int64)
 
 
 class Stored(NamedTuple):
@@ -162,7 +158,7 @@ def build_stored_tokens(
 
 
 class ReferenceEngine(Engine):
-    """Engine whose ids are right by definition, and which decodes them.
+    """Engine whose ids are right by definition.
 
     Attributes:
         package: name of the package that it needs, and of the extra that installs it.
@@ -179,12 +175,8 @@ class ReferenceEngine(Engine):
         """Return the reason why this engine cannot be used for this tokenizer; None if it can."""
         return missing_package(cls.package) if spec.kind in cls.reference_for else f"reads {cls.reads}, not {spec.kind}"
 
-    @abstractmethod
-    def __init__(self, spec: TokenizerSpec, content: bytes) -> None: ...
-
-    @abstractmethod
-    def decode(self, ids: list[int]) -> str:
-        """Return the readable text of ids; special tokens and bytes that are not UTF-8 may be lost."""
+    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
+        self.tokenizer, self.wrapped = load_library(spec, content), bool(spec.prefix or spec.suffix)
 
 
 class HuggingFace(ReferenceEngine):
@@ -193,38 +185,11 @@ class HuggingFace(ReferenceEngine):
     name, package = "hf", "tokenizers"
     reference_for, reads = ("json", "wordpiece"), "a tokenizer.json or a vocab.txt"
 
-    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
-        # The library's threads would compete with the other processes of the job; it reads the variable at each call.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        if spec.kind == "wordpiece":
-            content = wordpiece_json(spec.uri, content, lowercase=spec.lowercase)
-        self.tokenizer = load_tokenizer(content, spec.specials == "text")
-        self.wrapped = bool(spec.prefix or spec.suffix)
-
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         strings = decode_texts(texts, offsets)
         with library_errors(self.name):
             encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=self.wrapped)
         return concatenate_ids([encoding.ids for encoding in encodings])
-
-    def decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids)
-        return text
-
-
-@functools.lru_cache(maxsize=1)
-def load_tokenizer(content: bytes, specials_as_text: bool) -> Any:
-    """Return the library's tokenizer, without the file's truncation and padding, which Megatron ignores, too.
-
-    The last tokenizer is cached: it is a process's reference, and encodes texts with new code points for gigatoken.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer: Any = Tokenizer.from_buffer(content)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = specials_as_text
-    return tokenizer
 
 
 class SentencePiece(ReferenceEngine):
@@ -233,16 +198,7 @@ class SentencePiece(ReferenceEngine):
     name = package = "sentencepiece"
     reference_for, reads = ("sentencepiece",), "a .model"
 
-    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        self.processor = SentencePieceProcessor(model_proto=content)
-
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         with library_errors(self.name):
-            ids = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
+            ids = self.tokenizer.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
         return concatenate_ids(ids)
-
-    def decode(self, ids: list[int]) -> str:
-        text: str = self.processor.decode(ids)
-        return text

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -43,15 +43,13 @@ from binidx.prepare.tokenizers.engine import (
     Encoded,
     Engine,
     HuggingFace,
-    LibraryError,
     ReferenceEngine,
     SentencePiece,
     add_special_ids,
     decode_texts,
-    library_errors,
-    missing_package,
 )
-from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_content
+from binidx.tokenizers.library import LibraryError, library_errors, missing_package
+from binidx.tokenizers.spec import TokenizerSpec, added_tokens
 
 
 class Gigatoken:
@@ -240,7 +238,7 @@ def choose_engine(
     """
     if name not in ("auto", *ENGINES):
         raise ConfigError(f"engine: unknown (found {name}, need auto or one of {', '.join(ENGINES)})")
-    content, reasons, extras = read_content(spec, storage_options), [], []
+    content, reasons, extras = spec.read_content(storage_options), [], []
     for candidate in ENGINES if name == "auto" else [name]:
         engine = ENGINES[candidate]
         reason = engine.refusal(spec, content)
@@ -267,29 +265,6 @@ def reference_engine(spec: TokenizerSpec, storage_options: Mapping[str, Any] | N
     """
     engine = choose_engine(spec, REFERENCES[spec.kind].name, storage_options=storage_options)
     return cast(ReferenceEngine, engine)
-
-
-def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Callable[[list[int]], str]:
-    """Return a function that decodes ids to readable text.
-
-    The function raises ConfigError for an id outside the vocabulary.
-
-    Args:
-        spec: tokenizer of the ids.
-        storage_options: fsspec's options of the tokenizer's store.
-    """
-    engine = reference_engine(spec, storage_options)
-
-    def decode(ids: list[int]) -> str:
-        try:
-            return engine.decode(ids)
-        except (IndexError, KeyError) as error:
-            raise ConfigError(
-                f"{spec.uri}: id outside the vocabulary (found {max(ids)}, need less than {spec.vocab_size}); "
-                "give the tokenizer that made the ids"
-            ) from error
-
-    return decode
 
 
 FIRST, FIRST_BYTES = 1000, 512 << 10

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from binidx.corpus.origins import origin_text
 from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
-from binidx.order.reads import read_text, trace_reads
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import open_decoder
-from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.format.sidecars.lineage import origin_text
+from binidx.order.reads import OrderReads
 from binidx.run.provenance.sample_rows import known_origins
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
+from binidx.tokenizers.describe import describe_tokenizer
+from binidx.tokenizers.library import open_decoder
+from binidx.tokenizers.spec import TokenizerSpec
 
 INCOMPLETE = "�"
 """A character of which some bytes are missing."""
@@ -185,9 +185,9 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     check_traceable(dataset, "show")
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
-    order, number = dataset.order, range(len(dataset))[idx]
-    reads, tokens = trace_reads(order, np.array([number])), read_text(order, np.array([number]))[0].tolist()
-    source = order.sources[int(reads.source[0])]
+    order, number = OrderReads(dataset.order), range(len(dataset))[idx]
+    reads, tokens = order.trace(np.array([number])), order.read_text(np.array([number]))[0].tolist()
+    source = dataset.order.sources[int(reads.source[0])]
     prefix = Location(source.prefix, dataset.config.storage_options)
     text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, reads.document.tolist())
     documents = []

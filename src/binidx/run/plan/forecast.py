@@ -36,19 +36,18 @@ import numpy as np
 from binidx.format.source import DatasetFiles
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
-from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
-from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
+from binidx.index.document_sample import EpochPlan
+from binidx.loader.readahead import count_first_reads
 from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
-from binidx.storage.cache.filling import EXTENT_BYTES, PAYING_SHARE, paying_share
+from binidx.storage.cache.filling import EXTENT_BYTES, paying_share
 from binidx.storage.cache.memory import STORE
-from binidx.storage.codecs.checksums import SUM_BYTES, SUMMED_BYTES
+from binidx.storage.codecs.checksums import SUM_SHARE
 from binidx.storage.open import SEGMENTS, open_stored
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
 from binidx.storage.store_protocols import Prices
-from binidx.storage.stores.registry import open_store
 
 SECONDS_PER_DOCUMENT = 20e-9
 """Build time for each document of each epoch, samples included: `python -m tests.bench billion` on two cores."""
@@ -156,9 +155,7 @@ def gpt_index_bytes(num_documents: int, plan: EpochPlan) -> int:
         num_documents: number of sequences of the split.
         plan: the epochs of the index.
     """
-    positions, rows = index_shapes(num_documents, plan)
-    samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))
-    return NpyLayout(positions, np.int32).size + NpyLayout(rows, row_dtype(positions[0])).size + samples.size
+    return sum(NpyLayout(*array).size for array in plan.arrays(num_documents))
 
 
 def blend_bytes(size: int) -> int:
@@ -174,8 +171,8 @@ def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) ->
         plan: of the epochs.
         threads: threads that build.
     """
-    samples = plan.num_samples
-    shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
+    documents, _, samples = plan.arrays(num_documents)
+    shuffled = (length * np.dtype(dtype).itemsize for (length, *_), dtype in (documents, samples))
     return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
 
 
@@ -248,7 +245,7 @@ def forecast_fill(
         return None
     pieces, piece_bytes = ranges
     share = samples * pieces * piece_bytes / medium.plain_bytes
-    paying = 0.0 if settings.cache_fill == "all" else PAYING_SHARE
+    paying = 0.0 if settings.cache_fill == "all" else paying_share()
     if link is not None and paying:
         sample_bytes = pieces * piece_bytes
         by_ranges = link.most_samples_per_second(pieces, sample_bytes) * sample_bytes
@@ -257,9 +254,6 @@ def forecast_fill(
     stored = num_bytes * medium.stored_bytes / medium.plain_bytes
     return CacheFill(share, paying, num_bytes, stored / link.bytes_per_second if link else 0.0)
 
-
-SUMS_COVER = CHUNK_BYTES // SUM_BYTES * SUMMED_BYTES
-"""Bytes of a `.bin` whose checksums fill one cache chunk."""
 
 PROBES = 5
 PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
@@ -318,7 +312,7 @@ def source_costs(
     """
     run, length = inventory.run, inventory.run.config.sequence_length
     extra = run.config.add_extra_token_to_sequence
-    each_read = at_once or min(SAMPLES_IN_GROUP, run.micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
+    each_read = at_once or count_first_reads(run.micro_batch_size)
     datasets = inventory.datasets.values()
     remote_bytes = sum(own.index.num_bytes for own in datasets if own.prefix.local_path is None)
     compressed = [own.index.num_bytes for own in datasets if own.compressed]
@@ -341,7 +335,7 @@ def source_costs(
                 filled = ReadCost(ceil(fill.node_bytes / EXTENT_BYTES), part * medium.stored_bytes)
                 reading = filled.times(nodes) + reading.times(1 - part)
         counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
-        prices = open_store(dataset.prefix.uri, run.config.storage_options).prices()
+        prices = dataset.prefix.store.prices()
         costs.append(Costs(dataset, *counts, prices, pieces, reading, epoch_bytes, fill))
     return costs
 
@@ -387,7 +381,7 @@ def _traffic(
         missing = 1 - (SEGMENTS.budget / compressed_bytes if dataset.compressed else 0)
         reading = vectored_read_cost(medium, pieces * at_once, piece_bytes).times(samples / at_once * missing)
     if dataset.checked and samples:
-        reading += ReadCost(ranks * ceil(dataset.index.num_bytes / SUMS_COVER), 0.0)
+        reading += ReadCost(ranks * ceil(dataset.index.num_bytes * SUM_SHARE / CHUNK_BYTES), 0.0)
     return reading, fill(epoch_samples, nodes, disk_chunk).num_bytes
 
 

@@ -20,7 +20,7 @@ from binidx.format.idx import SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.blend import normalize
-from binidx.index.cache.inspection import CacheState, IndexFilesState, inspect_index, read_order_change
+from binidx.index.cache.inspection import CacheState, IndexFilesState, read_order_change
 from binidx.index.cache.manifest import Fields, get_idx_identity
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
@@ -214,7 +214,7 @@ def _take_index(
         cache = IndexFilesState(CacheState.SMALL_ONE)
     else:
         idx = {} if dataset.num_parts else get_idx_identity(dataset.prefix + ".idx", dataset.opened["idx"])
-        cache = inspect_index(wanted.index_name().files, options, idx)
+        cache = IndexFilesState.of(wanted.index_name().files, options, idx)
     return IndexInventory(wanted, len(documents), end - begin, options, plan, order, cache)
 
 
@@ -238,5 +238,5 @@ def order_changes(inventory: RunInventory) -> list[str]:
 def _inspect_blend(indices: Sequence[IndexInventory], wanted: BlendRequest) -> BlendInventory:
     lengths = [index.num_samples for index in indices if index.wanted.split == wanted.split]
     name = wanted.measured(lengths).index_name()
-    cache = IndexFilesState(CacheState.SMALL_ONE) if name is None else inspect_index(name.files, {})
+    cache = IndexFilesState(CacheState.SMALL_ONE) if name is None else IndexFilesState.of(name.files, {})
     return BlendInventory(wanted, wanted.count(lengths), cache)

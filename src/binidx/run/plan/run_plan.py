@@ -37,9 +37,9 @@ from binidx.run.plan.inventory import (
 )
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import directory_of_index
+from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
-from binidx.storage.stores.registry import open_store
 
 MAX_EPOCHS = 4.0
 """Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
@@ -170,7 +170,7 @@ class RunPlan:
                 place,
                 cost.of_process.times(ranks) + cost.of_node.times(first),
                 cost.node_bytes * first,
-                open_store(place, options).prices(),
+                Location(place, options).store.prices(),
             )
             for place, cost in self._start_costs.items()
         ]

@@ -30,7 +30,7 @@ from binidx.html_table import format_html_table
 from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import find_documents, trace_reads
+from binidx.order.reads import find_documents
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.provenance.history import STRETCH_POSITIONS, Runs, count_reads, count_source, find_changes
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
@@ -234,7 +234,7 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
 def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Yield a source, and document and first token of each piece with an input that some positions read."""
     for rows in row_blocks(first, stop, STRETCH_POSITIONS):
-        reads = trace_reads(order.order, order.reading.samples_at(np.arange(rows.start, rows.stop)))
+        reads = order.reads.trace(order.reading.samples_at(np.arange(rows.start, rows.stop)))
         sources, is_input = reads.piece_source, reads.inputs > 0
         for number in np.unique(reads.source[reads.source >= 0]).tolist():
             own = is_input & (sources == number)

@@ -45,16 +45,16 @@ from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
-from binidx.jobs.engines import PerProcess
 from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
-from binidx.order.stored.baked_order import COMPLETE, Baked, part_prefix, read_baked
-from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples, locate_pieces
+from binidx.order.stored.baked_order import Baked
+from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_parts import PerProcess
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
@@ -175,7 +175,7 @@ class _Bake:
 
     def part(self, number: int) -> Location:
         """Return the prefix of a part."""
-        return part_prefix(self.target, self.parts[number])
+        return self.baked.part_file(self.target, self.parts[number])
 
     def place_tasks(self) -> list[ExchangeTask]:
         """Return the tasks of the stage "places"."""
@@ -213,7 +213,7 @@ class _Bake:
 
     def _places(self, positions: Numbers) -> tuple[Numbers, NDArray[Any]]:
         """Return the chunk and the row of each piece of the samples; a piece across chunks is cut."""
-        pieces = locate_pieces(self.order, positions)
+        pieces = self.order.reads.locate(self.order.reading.samples_at(positions))
         counts = np.diff(pieces.bounds)
         ends = np.concatenate([[0], np.cumsum(pieces.num_tokens)])
         found = ends[pieces.bounds[1:]] - ends[pieces.bounds[:-1]]
@@ -344,7 +344,7 @@ def bake(
     watch = watch or SilentWatcher()
     # The description comes before any part, so that no directory holds parts of two runs.
     file = job.target / "baked.json"
-    if not put_if_absent(file, baked.format()) and read_baked(file) != baked:
+    if not put_if_absent(file, baked.format()) and Baked.read(file) != baked:
         raise ObjectExistsError(
             f"{file}: another run was baked here, or other steps of it; bake into another directory"
         )
@@ -352,7 +352,7 @@ def bake(
     if progress.missing:
         progress = _run_stages(job, workers, watch)
     if not progress.missing:
-        put_if_absent(job.target / COMPLETE, baked.format())
+        put_if_absent(job.target / Baked.COMPLETE, baked.format())
         tasks = [*job.place_tasks(), *job.token_tasks({})]
         job.folder.remove(tasks, [exchange_file(job.folder.location, task.name) for task in tasks])
     return progress

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from binidx.corpus.origins import read_lineage
-from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.format.sidecars.lineage import read_lineage
+from binidx.format.source import DatasetFiles, open_source
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
@@ -83,8 +83,8 @@ def build_card(
     accounts = account(history, stop_step, repeats=repeats)
     sources = []
     for used in accounts:
-        dataset = WholeDataset(Location(history.sources[used.source].prefix, config.storage_options))
-        job = (dataset.source.manifest or {}).get("job", {})
+        dataset = open_source(Location(history.sources[used.source].prefix, config.storage_options))
+        job = (dataset.manifest or {}).get("job", {})
         recorded: dict[str, Any] = {
             "tokenizer": job.get("tokenizer", {}).get("uri"),
             "inputs": len(job.get("inputs", [])) or None,
@@ -97,9 +97,9 @@ def build_card(
     return {"steps": stop_step, **totals, **shape, **notes, "sources": sources}
 
 
-def _domains(dataset: WholeDataset, most: int) -> dict[str, Any]:
+def _domains(dataset: DatasetFiles, most: int) -> dict[str, Any]:
     """Return the domains of the ids that are URLs in the lineage, with their numbers of documents, largest first."""
-    if not dataset.source.has(LINEAGE):
+    if not dataset.has(LINEAGE):
         return {"num_domains": None, "domains": []}
     import pyarrow.compute as compute
 

@@ -35,11 +35,11 @@ from typing import Any
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
-from binidx.jobs.engines import PerProcess
-from binidx.jobs.parts import ONE_THREAD, Values, Workers, make_parts
+from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.run.provenance.read_table import LARGEST_INT16, SPAN
 from binidx.run.provenance.run_order import Docs, RunOrder
+from binidx.run.run_parts import PerProcess
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.location import Location
@@ -126,7 +126,7 @@ def export(
     docs: Docs = "ends",
     tokens: bool = False,
     trained: bool = False,
-    workers: Workers = ONE_THREAD,
+    workers: Workers | None = None,
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_rows: None,
 ) -> int:
@@ -139,7 +139,8 @@ def export(
         docs: as in `RunOrder.table`; for packed files, whether to include file and block.
         tokens: read the tokens of each sample, and include them.
         trained: include this column also of a run without iterations to skip, as files of a history need one schema.
-        workers: workers that write the files, each a file at a time, and this call's share of the files.
+        workers: workers that write the files, each a file at a time, and this call's share of the files; by default one
+            after the other, in this process.
         storage_options: options of the target's store.
         watch: called with the number of rows of each file that is written or exists.
 
@@ -157,7 +158,9 @@ def export(
         check_steps(part.steps, num_steps, first_step=order.first_step)
     write = _FileWriter(order.per_process(), target, order.fingerprint, docs, tokens, trained)
     sized = [replace(part, size=count_rows(order, part)) for part in parts]
-    results = make_parts(write, sized, workers, advance=watch, remote_data=target.local_path is None)
+    results = make_parts(
+        write, sized, workers or Workers(count=1), advance=watch, remote_data=target.local_path is None
+    )
     return sum(result["written"] for result in results.values())
 
 

@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from binidx.format.tokens import index_of
 from binidx.index.blend import row_blocks
 from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import find_samples, sequences_of
-from binidx.order.source_order import join_ranges, membership, slices_of, sorted_unique
+from binidx.order.reads import sequences_of
+from binidx.order.source_order import join_ranges, membership, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.history import Runs, find_sources
 from binidx.run.provenance.run_order import RunOrder
+from binidx.search.matches import slices_of
 
 STRETCH_SAMPLES = 1 << 17
 """Number of samples whose pieces are in memory together."""
@@ -210,7 +211,7 @@ def read_ranges(
     ranges[:, 3] = np.where(ranges[:, 3] < 0, tokens_of_documents(order.sources[source], wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
-    reads = order.reads_of(find_samples(order.order, source, wanted), stop_step, earlier=earlier)
+    reads = order.reads_of(order.reads.find(source, wanted), stop_step, earlier=earlier)
     for rows in row_blocks(0, len(reads.sample), STRETCH_SAMPLES):
         pieces = order.contents(reads.sample[rows])
         hit = is_wanted(pieces.document) & (pieces.inputs > 0)

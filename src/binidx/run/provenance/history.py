@@ -27,7 +27,7 @@ from binidx.order.order_options import name_order
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.order.source_order import distinct_sequences
-from binidx.order.view import KnownSources, describe_place, find_read, key_samples
+from binidx.order.view import describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import StoredBlocks
@@ -276,7 +276,7 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
         knows = one.reading.knows_earlier and other.reading.knows_earlier
         stop = min(after.consumed_samples, len(one.order), len(other.order))
         stop *= before.earlier_samples == after.earlier_samples and knows
-        known, line = KnownSources(), f"step {other.first_step:,}: {REORDERED}"
+        known, line = dict[tuple[str, int], int](), f"step {other.first_step:,}: {REORDERED}"
         if stop and isinstance(one.order, StoredBlocks):
             yield line
             continue

@@ -18,27 +18,22 @@ import numpy as np
 
 from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
-from binidx.format.indexed_dataset import as_pair
 from binidx.index.cache.index_files import recorded_name
-from binidx.jobs.engines import PerProcess
-from binidx.jobs.parts import RangePart, Values, Workers, make_parts
+from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import MembersOrder, list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.gpt_order import GPTOrder
-from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.reads import locate_tokens
+from binidx.order.order_protocols import Order
 from binidx.order.stored import planned_order
-from binidx.order.stored.planned_order import PlannedFile, PlannedPieces, PlannedSource, ReadPlan, part_location
+from binidx.order.stored.planned_order import PlannedSource, ReadPlan
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
-from binidx.storage.adapters import JoinedReader
-from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.location import Location
-from binidx.storage.open import codec_of, read_document
-from binidx.storage.ranges import stored_reader
-from binidx.storage.requests.remote_object import find_object, object_exists
+from binidx.storage.open import read_document
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
 
@@ -86,7 +81,7 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
         **describe_samples(order, steps, PART_SAMPLES),
         order=json.loads(json.dumps(identity, default=str)),
         masks_ends=any(isinstance(member, PackedOrder) and member.ends_documents for member in members),
-        sources=OPENS.map(_describe_source, order.sources),
+        sources=OPENS.map(PlannedSource.of, order.sources),
     )
 
 
@@ -127,30 +122,6 @@ def _check_member(member: Order, length: int) -> None:
         )
 
 
-def _describe_source(source: Source) -> PlannedSource:
-    dataset = as_pair(source.dataset)
-    reader, parts = dataset.bin_reader, [(dataset.bin_reader, dataset.index.num_bytes)]
-    if isinstance(reader, JoinedReader):  # of a virtual merge
-        parts = [*zip(reader.parts, reader.sizes, strict=True)]
-    files = []
-    for part, num_bytes in parts:
-        stored = stored_reader(part)
-        sums = find_object(Location(stored.uri + SUMS, dataset.storage_options))
-        identity = None if sums is None or codec_of(stored.uri) != "raw" else sums.info.identity
-        files.append(PlannedFile(stored.uri, stored.identity, identity, part.size, num_bytes))
-    return PlannedSource(source.prefix, dataset.dtype.name, files)
-
-
-def locate_pieces(order: RunOrder, positions: Numbers) -> PlannedPieces:
-    """Return the places of the tokens of the samples at some positions of a run.
-
-    Args:
-        order: the order of the run.
-        positions: shape (B,).
-    """
-    return PlannedPieces(*locate_tokens(order.order, order.reading.samples_at(positions)))
-
-
 @trims_traceback
 def write_read_plan(
     order: RunOrder,
@@ -189,7 +160,7 @@ def write_read_plan(
         problem = "is of another run, of other steps, or of data that changed since"
         raise ObjectExistsError(f"{draft}: {problem}; write into another directory, or delete this one")
 
-    parts = [RangePart(part_location(target, positions).name, positions) for positions in plan.parts()]
+    parts = [RangePart(plan.part_file(target, positions).name, positions) for positions in plan.parts()]
     write = _PartWriter(order.per_process(), target, plan_digest)
     results = make_parts(write, parts, workers, advance=watch, remote_data=target.local_path is None)
     missing = OPENS.map(object_exists, [target / part.name for part in parts]).count(False)
@@ -245,7 +216,8 @@ class _PartWriter:
         with create_object(file) as out:
             for first in range(part.items.start, stop, PLANNED_AT_ONCE):
                 check_stop()
-                pieces = locate_pieces(order, np.arange(first, min(first + PLANNED_AT_ONCE, stop)))
+                positions = np.arange(first, min(first + PLANNED_AT_ONCE, stop))
+                pieces = order.reads.locate(order.reading.samples_at(positions))
                 sizes += map(out.write, planned_order.format_blocks(pieces, first, self.plan_digest))
             out.write(planned_order.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
         return {"written": True}

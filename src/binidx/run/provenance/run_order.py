@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,19 +33,9 @@ from binidx.forks import cached_property
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
 from binidx.index.cache.index_files import digest
-from binidx.jobs.engines import PerProcess
-from binidx.order.blended_order import BlendedOrder, list_sources
+from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.reads import (
-    SampleOrigins,
-    TokenReads,
-    count_inputs,
-    find_samples,
-    read_text,
-    trace_documents,
-    trace_origins,
-    trace_reads,
-)
+from binidx.order.reads import OrderReads, TokenReads
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import SourceOrder
 from binidx.order.view import ViewOrder
@@ -53,20 +43,13 @@ from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
+from binidx.run.run_parts import PerProcess
 
 if TYPE_CHECKING:
     from binidx.format.arrow import pa
 
 
 Docs = Literal["ends", "spans"] | None
-
-
-CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
-    "ends": trace_documents,
-    "spans": trace_reads,
-    None: trace_origins,
-}
-"""`docs` of a table -> the function that computes its columns."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +155,11 @@ class RunOrder:
         run = replace(self.run, directory=self.run.directory or os.getcwd())
         return PerProcess(self, functools.partial(_open_again, run, self.reading, self.fingerprint))
 
+    @cached_property
+    def reads(self) -> OrderReads:
+        """The tokens that its samples read."""
+        return OrderReads(self.order)
+
     @property
     def sources(self) -> Sequence[Source]:
         """The datasets of the samples, in their order."""
@@ -201,11 +189,11 @@ class RunOrder:
     @cached_property
     def list_sources(self) -> NDArray[np.int16]:
         """Source of each sample, shape (number of samples,)."""
-        return list_sources(self.order)
+        return self.reads.list_sources()
 
     def count_inputs(self, samples: Numbers) -> Numbers:
         """Return the number of input tokens of each sample, without pads."""
-        return count_inputs(self.order, samples, self.list_sources[samples])
+        return self.reads.count_inputs(samples, self.list_sources[samples])
 
     def check_inputs(self) -> None:
         """Raise ConfigError for fill in the middle, of which the order does not say which tokens are inputs."""
@@ -306,7 +294,7 @@ class RunOrder:
 
     def contents(self, samples: Numbers) -> TokenReads:
         """Return the tokens that samples of the train split read; of a stored block, whole pieces of its documents."""
-        reads = trace_reads(self.order, samples)
+        reads = self.reads.trace(samples)
         return reads.join_sequences() if isinstance(self.order, StoredBlocks) else reads
 
     def sources_of(self, samples: Numbers) -> Numbers:
@@ -332,7 +320,7 @@ class RunOrder:
             IndexError: there is no such source or document.
             ConfigError: `earlier` for a resumed "cyclic" run, whose earlier samples depend on earlier ranks, too.
         """
-        readings = self.reads_of(find_samples(self.order, source, documents), stop_step, earlier=earlier)
+        readings = self.reads_of(self.reads.find(source, documents), stop_step, earlier=earlier)
         return readings, self.contents(readings.sample)
 
     def reads_of(self, samples: Numbers, stop_step: int, *, earlier: bool | None = True) -> SampleReads:
@@ -389,7 +377,8 @@ class RunOrder:
             own, blocks = reads._replace(sample=origins.sample), columns if docs else None
             return to_table(own, origins, self.order.names, texts, blocks=blocks)
         of_rows = self.reading.trained(reads.step) if trained or self.reading.schedule.skipped_steps else None
-        return to_table(reads, CONTENTS[docs](self.order, reads.sample), self.prefixes, texts, of_rows)
+        trace = {"ends": self.reads.trace_documents, "spans": self.reads.trace, None: self.reads.trace_origins}[docs]
+        return to_table(reads, trace(reads.sample), self.prefixes, texts, of_rows)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]] | NDArray[Any]:
         """Read the tokens of samples by one vectored read.
@@ -405,7 +394,7 @@ class RunOrder:
         """
         if isinstance(self.order, StoredBlocks):
             return self.order.read(samples)
-        return [text.astype(self.token_dtype) for text in read_text(self.order, samples)]
+        return [text.astype(self.token_dtype) for text in self.reads.read_text(samples)]
 
     @property
     def token_dtype(self) -> np.dtype[Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from binidx.corpus.origins import read_origins
 from binidx.errors import MissingDriverError
+from binidx.format.sidecars.lineage import read_origins
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.reading import StoredBlocks

@@ -92,7 +92,7 @@ class ExtentUses:
     last: NDArray[np.int64]
 
 
-def paying_share(range_rate: float, extent_rate: float) -> float:
+def paying_share(range_rate: float = 0.0, extent_rate: float = 0.0) -> float:
     """Return the share of an extent that pays.
 
     Args:

@@ -171,8 +171,6 @@ def _remove_leftovers(path: str, now: float) -> int:
 
 PART_BYTES = 8 << 20
 THREADS = 24
-Job = tuple[DiskCache, Sequence[Range]]
-"""An object, and the ranges of it to cache."""
 
 
 @dataclass(frozen=True)
@@ -184,43 +182,53 @@ class Warmed:
     lacking_bytes: int
 
 
-def wanted_bytes(jobs: Sequence[Job]) -> int:
-    """Return the bytes of all chunks that hold the ranges."""
-    return sum(_bytes_of(reader.content, _chunks(reader, ranges)) for reader, ranges in jobs)
-
-
-def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warmed:
-    """Fetch all ranges into their caches.
+@dataclass(frozen=True)
+class Warming:
+    """Objects to cache.
 
     Args:
-        advance: called with the bytes of each part when it is cached, by one thread at a time.
-
-    Raises:
-        StorageError: the first failed read; the others are cancelled.
+        jobs: objects, and the ranges of each to cache.
     """
-    before, scope = sum(reader.stats.bytes_moved for reader, _ in jobs), Scope()
 
-    def read(part: tuple[DiskCache, list[int]]) -> int:
-        reader, chunks = part
-        with cancellable(scope):
-            reader.read([reader.content.range_of(*run) for run in runs_of(chunks)])
-        return _bytes_of(reader.content, chunks)
+    jobs: Sequence[tuple[DiskCache, Sequence[Range]]]
 
-    parts = ((reader, part) for reader, ranges in jobs for part in _parts(reader, ranges))
-    with contextlib.closing(map_in_flight(read, parts, THREADS)) as counts:
-        try:
-            for num_bytes in counts:
-                advance(num_bytes)
-        except BaseException:
-            scope.cancel()
-            raise
-    return Warmed(
-        num_bytes=wanted_bytes(jobs),
-        fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in jobs) - before,
-        lacking_bytes=sum(
-            _bytes_of(reader.content, reader.cached.absent(_chunks(reader, ranges))) for reader, ranges in jobs
-        ),
-    )
+    @property
+    def wanted_bytes(self) -> int:
+        """Return the bytes of all chunks that hold the ranges."""
+        return sum(_bytes_of(reader.content, _chunks(reader, ranges)) for reader, ranges in self.jobs)
+
+    def run(self, advance: Advance = lambda num_bytes: None) -> Warmed:
+        """Fetch all ranges into their caches.
+
+        Args:
+            advance: called with the bytes of each part when it is cached, by one thread at a time.
+
+        Raises:
+            StorageError: the first failed read; the others are cancelled.
+        """
+        before, scope = sum(reader.stats.bytes_moved for reader, _ in self.jobs), Scope()
+
+        def read(part: tuple[DiskCache, list[int]]) -> int:
+            reader, chunks = part
+            with cancellable(scope):
+                reader.read([reader.content.range_of(*run) for run in runs_of(chunks)])
+            return _bytes_of(reader.content, chunks)
+
+        parts = ((reader, part) for reader, ranges in self.jobs for part in _parts(reader, ranges))
+        with contextlib.closing(map_in_flight(read, parts, THREADS)) as counts:
+            try:
+                for num_bytes in counts:
+                    advance(num_bytes)
+            except BaseException:
+                scope.cancel()
+                raise
+        return Warmed(
+            num_bytes=self.wanted_bytes,
+            fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in self.jobs) - before,
+            lacking_bytes=sum(
+                _bytes_of(reader.content, reader.cached.absent(_chunks(reader, ranges))) for reader, ranges in self.jobs
+            ),
+        )
 
 
 def _chunks(reader: DiskCache, ranges: Sequence[Range]) -> list[int]:

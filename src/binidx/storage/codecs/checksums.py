@@ -45,6 +45,8 @@ SUMS = ".xxh3"
 SUMMED_BYTES = 16 << 10
 LEAST_BLOCK, MOST_BLOCK = 512, 1 << 30
 SUM_BYTES = 8
+SUM_SHARE = SUM_BYTES / SUMMED_BYTES
+"""Bytes of checksums for each byte of tokens."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,6 @@ import re
 from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.store_protocols import SearchableStore
-from binidx.storage.stores.registry import is_url
-
-
-def is_folder(location: Location) -> bool:
-    """Return whether a name that is not an object is a folder, not a pattern."""
-    if (path := location.local_path) is not None:
-        return os.path.isdir(path)
-    return not ("*" in location.uri if is_url(location.uri) else glob.has_magic(location.uri))  # a ? begins a query
 
 
 def list_matches(location: Location) -> list[str]:
@@ -27,7 +19,7 @@ def list_matches(location: Location) -> list[str]:
         StorageError: the store cannot list.
     """
     path = location.local_path
-    name, folder = path or location.uri, is_folder(location)
+    name, folder = path or location.uri, location.is_folder()
     if path is None:
         store = location.store
         if not isinstance(store, SearchableStore):

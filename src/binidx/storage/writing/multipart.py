@@ -29,6 +29,7 @@ from binidx.errors import redacted
 from binidx.forks import cached_property
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
+from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
 from binidx.storage.requests.retries import retried
@@ -39,6 +40,16 @@ from binidx.storage.stores.local import sync_directory
 logger = logging.getLogger(__name__)
 MAX_PARTS = 10_000
 """Most parts of one object: the limit of S3."""
+
+
+PART_BYTES = 8 << 20
+"""Bytes of a block of a copy, which is read by one request, and is one part of an upload."""
+
+
+def plan_blocks(size: int, block_bytes: int = PART_BYTES) -> int:
+    """Return the bytes of a block of an object: whole segments, and no more blocks than an upload has parts."""
+    return -(-max(block_bytes, 1, -(-size // MAX_PARTS)) // SEGMENT_BYTES) * SEGMENT_BYTES
+
 
 BUFFER_CHUNK_BYTES = 1 << 20
 """Bytes of one write to a connection."""
@@ -228,26 +239,18 @@ def takes_parts(location: Location, size: int) -> bool:
     return location.local_path is not None or (size > 0 and isinstance(location.store, MultipartStore))
 
 
-def remove_partial_files(location: Location) -> None:
-    """Remove the files `NAME.TOKEN.partial` of killed writers of a local object. Never raises."""
-    path = location.local_path
-    if path is None:
-        return
-    folder, name = os.path.split(os.path.abspath(path))
-    ours = re.compile(re.escape(name) + r"\.[0-9a-f]+\.partial")
-    with contextlib.suppress(OSError):
-        for left in filter(ours.fullmatch, os.listdir(folder)):
-            os.unlink(os.path.join(folder, left))
-
-
-def discard_parts(location: Location, token: str) -> None:
+def discard_parts(location: Location, token: str | None = None) -> None:
     """Remove the parts of an object that an earlier process wrote, if they still exist. Never raises.
 
     Args:
-        token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`.
+        token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`. None: all local files
+            `NAME.TOKEN.partial` of killed writers.
     """
     with contextlib.suppress(Exception):
         if (path := location.local_path) is not None:
-            os.unlink(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
+            folder, name = os.path.split(os.path.abspath(path))
+            wanted = "[0-9a-f]+" if token is None else re.sub("[^0-9a-f]", "", token)
+            for left in filter(re.compile(rf"{re.escape(name)}\.{wanted}\.partial").fullmatch, os.listdir(folder)):
+                os.unlink(os.path.join(folder, left))
         elif token and isinstance(location.store, MultipartStore):
             location.store.upload(location.uri, token).abort()

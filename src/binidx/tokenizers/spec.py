@@ -26,15 +26,10 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.json_models import JsonFile, TokenId
-from binidx.prepare.text.batch import cumulative_offsets
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
@@ -89,25 +84,23 @@ class TokenizerSpec:
         """Return the fields as JSON values."""
         return asdict(self)
 
+    def read_content(self, storage_options: Mapping[str, Any] | None = None) -> bytes:
+        """Return the content of the tokenizer's file; with `merges` the tokenizer.json made of both files.
 
-def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Return the content of the tokenizer's file; with `spec.merges` the tokenizer.json made of both files.
+        Args:
+            storage_options: fsspec's options of the tokenizer's store.
 
-    Args:
-        spec: from `describe_tokenizer`.
-        storage_options: fsspec's options of the tokenizer's store.
-
-    Raises:
-        ObjectChangedError: its digest is not the spec's.
-    """
-    content = fetch_content(Location(spec.uri, storage_options), spec.merges)
-    actual = content_digest(content)
-    if actual != spec.digest:
-        raise ObjectChangedError(
-            f"{spec.uri}: changed since it was described (found sha256 {actual[:12]}, need {spec.digest[:12]}); "
-            "restore it, or begin another job"
-        )
-    return content
+        Raises:
+            ObjectChangedError: its digest is not the spec's.
+        """
+        content = fetch_content(Location(self.uri, storage_options), self.merges)
+        actual = content_digest(content)
+        if actual != self.digest:
+            raise ObjectChangedError(
+                f"{self.uri}: changed since it was described (found sha256 {actual[:12]}, need {self.digest[:12]}); "
+                "restore it, or begin another job"
+            )
+        return content
 
 
 def fetch_content(location: Location, merges: str) -> bytes:
@@ -136,34 +129,6 @@ def fetch_object(location: Location) -> bytes:
 def content_digest(content: bytes) -> str:
     """Return the sha256 that identifies a tokenizer, hex."""
     return hashlib.sha256(content).hexdigest()
-
-
-def count_specials(ids: NDArray[np.uint32], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
-    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,).
-
-    Args:
-        ids: ids of all texts, shape (num_ids,).
-        offsets: start of each text's ids, then the end of the last, shape (num_texts + 1,).
-        spec: their tokenizer.
-    """
-    numbers = [number for _, number in spec.special_tokens]
-    counts = np.diff(cumulative_offsets(np.isin(ids, numbers))[offsets])
-    return counts - np.count_nonzero(np.isin([*spec.prefix, *spec.suffix], numbers))
-
-
-def count_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
-    """Return how often each text spells out the unknown token, shape (num_texts,).
-
-    Args:
-        texts: UTF-8 of all texts, shape (num_bytes,).
-        offsets: first byte of each text, then the end of the last, shape (num_texts + 1,).
-        spec: their tokenizer.
-    """
-    token = spec.unknown.encode()
-    if not token:
-        return np.zeros(len(offsets) - 1, np.int64)
-    data = texts.tobytes()
-    return np.array([data.count(token, first, stop) for first, stop in pairwise(offsets.tolist())], np.int64)
 
 
 @dataclass

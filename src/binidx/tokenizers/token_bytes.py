@@ -19,7 +19,7 @@ from typing import Any
 
 from binidx.errors import ConfigError
 from binidx.native.token_search import TokenTable
-from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, model_vocabulary, parse_json, read_content
+from binidx.tokenizers.spec import TokenizerSpec, added_tokens, model_vocabulary, parse_json
 
 SPACE = "▁"
 VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -39,7 +39,7 @@ def token_table(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None =
     Raises:
         ConfigError: the text of a token depends on its neighbours, as that of WordPiece does.
     """
-    content = read_content(spec, storage_options)
+    content = spec.read_content(storage_options)
     if spec.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 

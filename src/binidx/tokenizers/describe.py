@@ -30,8 +30,11 @@ from binidx.errors import (
     trims_traceback,
 )
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import missing_package
-from binidx.prepare.tokenizers.spec import (
+from binidx.storage.location import Location
+from binidx.storage.open import read_document
+from binidx.storage.stores.registry import split_query
+from binidx.tokenizers.library import missing_package
+from binidx.tokenizers.spec import (
     END,
     AddedToken,
     TokenizerSpec,
@@ -44,9 +47,6 @@ from binidx.prepare.tokenizers.spec import (
     surrounding_ids,
     vocabulary,
 )
-from binidx.storage.location import Location
-from binidx.storage.open import read_document
-from binidx.storage.stores.registry import split_query
 
 CONFIG_FILE = "tokenizer_config.json"
 

@@ -1,0 +1,1 @@
+"""Lineage of new datasets: written with them, or carried along from others."""
