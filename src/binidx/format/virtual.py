@@ -23,10 +23,9 @@ Source: ours.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -174,8 +173,7 @@ def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
         dtype: name of the parts' token type, such as "uint16".
         parts: the parts, in order.
     """
-    whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
-    return json.dumps(whole, indent=1).encode() + b"\n"
+    return PARTS_FILE.encode(PartsFile(dtype, list(parts)), "\n", indent=1)
 
 
 def pair_or_parts(

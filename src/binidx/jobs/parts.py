@@ -228,7 +228,7 @@ class JobFolder:
     @property
     def content(self) -> bytes:
         """Bytes of job.json."""
-        return json.dumps(self.identity, sort_keys=True).encode()
+        return IDENTITY_FILE.encode(self.identity, sort_keys=True)
 
     def is_claimed(self) -> bool:
         """Return whether parts of this job may exist."""
@@ -312,7 +312,7 @@ class JobFolder:
 
     def format(self, result: Any) -> bytes:
         """Return the bytes of a record."""
-        return json.dumps({**RECORD_FILE.tags, "result": result}).encode()
+        return RECORD_FILE.encode({"result": result})
 
     def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
         """Remove the records and all objects of the parts, then job.json and, on a disk, the folder."""

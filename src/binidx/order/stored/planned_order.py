@@ -20,9 +20,8 @@ Source: ours.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -110,8 +109,12 @@ class ReadPlan(Baked):
     masks_ends: bool
     sources: list[PlannedSource]
 
-    def format(self) -> bytes:
-        return (json.dumps({**PLAN_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
+    first_file = "draft.json"
+    last_file = "readplan.json"
+
+    @property
+    def kind(self) -> JsonFile[Any]:
+        return PLAN_FILE
 
 
 PLAN_FILE = JsonFile(
@@ -120,16 +123,6 @@ PLAN_FILE = JsonFile(
     hint="needs a file written by binidx prepare read-plan",
     tolerates=tolerate_all,
 )
-
-
-def read_plan(file: Location) -> tuple[ReadPlan, str]:
-    """Read a `readplan.json`; return it, and the digest of its bytes, with which the digests of its parts are seeded.
-
-    Raises:
-        FormatError: the file is none.
-    """
-    data = read_document(PLAN_FILE, file)
-    return PLAN_FILE.decode(data, file.uri), xxhash.xxh3_128_hexdigest(data)
 
 
 def part_location(directory: Location, part: range) -> Location:
@@ -362,7 +355,7 @@ class PlannedRequest(StoredRequest):
 
     named: Collection[str] = ()
 
-    file_name = "readplan.json"
+    file_name = ReadPlan.last_file
 
     def open(self, opener: Opener) -> Order:
         """Return the `PlannedOrder`; each file of tokens is opened at its first read.
@@ -372,9 +365,9 @@ class PlannedRequest(StoredRequest):
             FormatError: the description is invalid.
             ObjectNotFoundError: the description is missing.
         """
-        plan, plan_digest = read_plan(self.file)
+        plan = PLAN_FILE.decode(data := read_document(PLAN_FILE, self.file), self.file.uri)
         sources = [self._open_source(source, opener.mmap) for source in plan.sources]
-        return PlannedOrder(sources, PlannedRows(self.directory, plan, plan_digest))
+        return PlannedOrder(sources, PlannedRows(self.directory, plan, xxhash.xxh3_128_hexdigest(data)))
 
     def _open_source(self, source: PlannedSource, mmap: bool) -> StoredSource:
         """Return a source as one sequence, whose files are opened at the first read."""
