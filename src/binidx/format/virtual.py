@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.format.idx import DType, IdxLayout, SequenceIndex, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile, tolerate_all
@@ -44,7 +44,7 @@ from binidx.storage.open import read_document
 from binidx.storage.ranges import check_ranges
 from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.settings import OURS
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_pair
 from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
@@ -118,11 +118,8 @@ class VirtualParts:
             identities: present identities of each part's files, under "idx" and "bin".
         """
         for part, prefix, now in zip(self.parts, self.prefixes, identities, strict=True):
-            for end, was in (("idx", part.idx), ("bin", part.bin)):
-                if not same_identity(was, now[end]):
-                    problem = f"{dict(now[end])}, was {dict(was)} when {self.location} was written"
-                    way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
-                    raise ObjectChangedError(f"{prefix}.{end}: {problem}; {way}")
+            way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
+            check_pair(prefix, {"idx": part.idx, "bin": part.bin}, now, f"{self.location} was written", way)
 
     def check_counts(self, indices: Sequence[SequenceIndex]) -> Sequence[SequenceIndex]:
         """Return the indices of the parts; raise FormatError if one has another dtype, or other counts, than listed."""

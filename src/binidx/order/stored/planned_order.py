@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_file import compares_sums, strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.tokens import PlainTokens
@@ -48,7 +48,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
 from binidx.storage.requests.remote_object import recorded_object
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_same
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
 PIECE = np.dtype([("start", "<u4"), ("start_high", "<u2"), ("num_tokens", "<u4")])
@@ -405,6 +405,5 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
 def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
     found = None if location.local_path is not None else recorded_object(location.uri, identity)
     stored = open_stored(location, mmap=mmap, found=found)
-    if not same_identity(identity, stored.identity):
-        raise ObjectChangedError(f"{location}: found {dict(stored.identity)}, need {dict(identity)}")
+    check_same(location, identity, stored.identity, "the read plan was written", remedy="")
     return stored
