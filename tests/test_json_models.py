@@ -29,7 +29,7 @@ from binidx.index.cache.manifest import INDEX_MANIFEST_FILE, Manifest, StoredArr
 from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known, parse_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.order.stored.baked_order import BAKED_FILE, Baked
-from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan, read_plan
+from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
@@ -37,6 +37,7 @@ from binidx.prepare.text.slices import Extent
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.location import Location
+from binidx.storage.open import read_document
 from binidx.tokenizers.describe import CONFIG
 from binidx.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 
@@ -81,19 +82,39 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
         {**DATASET_FILE.tags, "plan": "p", "job": {"tokenizer": {"uri": "u", "digest": "d"}, "on_error": "skip"},
          "dataset": {"documents": 1, "sequences": 1, "tokens": 2}, "machines": {}}).encode()),
     "parts": (PARTS_FILE, format_parts("uint16", [VirtualPart("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
-    "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
-    "read plan": (PLAN_FILE, PLAN.format()),
+    "baked": (BAKED_FILE, BAKED_FILE.encode(Baked("f", 0, 8, 4, 24, True, False), indent=1)),
+    "read plan": (PLAN_FILE, PLAN_FILE.encode(PLAN, indent=1)),
     "pinned": (PINNED_FILE, json.dumps({**PINNED_FILE.tags, **asdict(PINNED)}).encode()),
     "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
     "job": (JOB_FILE, json.dumps({**JOB_FILE.tags, **asdict(JobFile("p", ["a"], {"keys": ["text"]}))}).encode()),
-    "record": (RECORD_FILE, RECORD.to_bytes()),
-    "claim": (LEASE_FILE, LeaseRecord("h", error="x").format()),
+    "record": (RECORD_FILE, RECORD_FILE.encode(RECORD)),
+    "claim": (LEASE_FILE, LEASE_FILE.encode(LeaseRecord("h", error="x"))),
     "cached object": (META_FILE, CachedContent("s3://b/a", 9, IDENTITY).text()),
     "tokenizer.json": (TOKENIZER_FILE, json.dumps(TOKENIZER).encode()),
     "vocab.json": (VOCAB_FILE, json.dumps({"a": 0, "b": 1}).encode()),
     "tokenizer_config.json": (CONFIG, json.dumps({"eos_token": {"content": "</s>"}, "more": 1}).encode()),
 }  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+WRITTEN = {
+    "BAKED_FILE", "IDENTITY_FILE", "INDEX_MANIFEST_FILE", "JOB_FILE", "KNOWN_FILE", "LEASE_FILE", "MANIFEST_FILE",
+    "META_FILE", "ORIGIN_FILE", "OWNER_FILE", "PARTS_FILE", "PINNED_FILE", "PLAN_FILE", "RUN_FILE",
+    "jobs RECORD_FILE", "preprocess RECORD_FILE",
+}  # fmt: skip
+"""Kinds that are written; docs/contributing/decisions/one-of-each.md lists them, with their readers."""
+
+
+def test_all_kinds_that_are_written_are_written_by_json_file() -> None:
+    root = Path(binidx.__file__).parent
+    texts = {path: path.read_text() for path in root.rglob("*.py") if path.name != "json_models.py"}
+    found = {
+        f"{path.parent.name} {name}" if name == "RECORD_FILE" else name
+        for path, text in texts.items()
+        for name in re.findall(r"\b([A-Z_]+_FILE)\.encode\(", text)
+    }
+    described = re.findall(r"def kind\(self\).*?return (\w+)", "".join(texts.values()), re.S)
+    assert found | {*described} == WRITTEN
 
 
 @each_kind
@@ -343,8 +364,8 @@ def huge(path: Path) -> str:
 LARGE: dict[str, tuple[str, Callable[[str], Any], type[BinidxError]]] = {
     "run": ("run.json", binidx.Run.load, ConfigError),
     "packed": ("packed.json", load_packed_run, ConfigError),
-    "baked": ("baked.json", lambda uri: Baked.read(Location.of(uri)), FormatError),
-    "read plan": ("readplan.json", lambda uri: read_plan(Location.of(uri)), FormatError),
+    "baked": ("baked.json", lambda uri: read_document(BAKED_FILE, Location.of(uri)), FormatError),
+    "read plan": ("readplan.json", lambda uri: read_document(PLAN_FILE, Location.of(uri)), FormatError),
     "parts": ("x.parts.json", lambda uri: read_parts(Location.of(uri.removesuffix(".parts.json"))), FormatError),
     "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(Location.of(uri)), FormatError),
     "tokenizer.json": ("tokenizer.json", describe_tokenizer, FormatError),

@@ -20,7 +20,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -61,7 +61,8 @@ class JsonFile(Generic[Model]):
 
     Args:
         model: dataclass of its fields, or any type that `msgspec.convert` takes.
-        tags: fields of the file, not of the model, with their required values: format and version. Compared first.
+        tags: fields of the file, not of the model, with their required values: format and version. Compared first,
+            and written first.
         error: raised for a file that is not of this kind.
         hint: remedy, appended to the error message.
         open: whether it is a file of others, whose unknown fields are ignored in silence.
@@ -76,6 +77,17 @@ class JsonFile(Generic[Model]):
     hint: str = ""
     open: bool = False
     tolerates: Callable[[str, str], bool] | None = None
+
+    def encode(self, content: Any, end: str = "", **layout: Any) -> bytes:
+        """Return the bytes of a file.
+
+        Args:
+            content: instance of the model, or its JSON value; fields that the model lacks are written, too.
+            end: end of the file, after the JSON value.
+            layout: arguments of `json.dumps`.
+        """
+        values = content if isinstance(content, Mapping) else asdict(content)
+        return (json.dumps({**self.tags, **values}, **layout) + end).encode()
 
     def decode(self, data: bytes | memoryview, subject: str) -> Model:
         """Parse a file's bytes, and return them as an instance of the model.

@@ -227,7 +227,7 @@ def test_a_source_that_changes_meanwhile_is_an_error_of_one_line(tmp_path: Path)
         ObjectExistsError, match=r"en-parts/job\.json: parts of another job, which differs in source; finish"
     ):
         convert_dataset(source, target, workers=HERE)
-    with pytest.raises(ObjectChangedError, match="changed while it was read; run it again"):
+    with pytest.raises(ObjectChangedError, match=r"changed since it was opened \(.*\); run it again"):
         convert_dataset(source, tmp_path / "b" / "en", workers=Changing(source))
 
 

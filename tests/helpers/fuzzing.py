@@ -400,9 +400,9 @@ def part_record(folder: Path) -> Kind:
 
     def read(data: bytes) -> object:
         found = RECORD_FILE.decode(data, "a.json")
-        return found.valid_for("skip"), found.counts, found.num_tokens, found.to_bytes()
+        return found.valid_for("skip"), found.counts, found.num_tokens, RECORD_FILE.encode(found)
 
-    return Kind(RECORD.to_bytes(), read, text=True)
+    return Kind(RECORD_FILE.encode(RECORD), read, text=True)
 
 
 def job_record(folder: Path) -> Kind:

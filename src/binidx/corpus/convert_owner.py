@@ -13,7 +13,6 @@ file named stays until the bucket's rule for unfinished uploads removes it, and 
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import asdict, dataclass, field
 
@@ -104,4 +103,4 @@ class ConvertOwner:
 
     def _write(self) -> None:
         fields = {"binidx_convert": 3, **asdict(OwnerFields(self._name, self._objects))}
-        write_object(self.file, [json.dumps(fields).encode()])
+        write_object(self.file, [OWNER_FILE.encode(fields)])

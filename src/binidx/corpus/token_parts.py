@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.corpus.whole_dataset import WholeDataset
-from binidx.errors import ObjectChangedError, redacted
+from binidx.errors import redacted
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
+from binidx.storage.stores.identity import check_pair
 
 LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
 """Least and most bytes of a part, but for the last; number of parts between them."""
@@ -74,8 +75,7 @@ class PinnedDataset:
             ObjectChangedError: another version is stored.
         """
         dataset = WholeDataset(self.prefix, distrust_sums=self.distrust_sums)
-        if dataset.source.opened != self.opened:
-            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+        check_pair(self.prefix, self.opened, dataset.source.opened, "it was opened", "run it again")
         return dataset
 
     @functools.lru_cache(2)  # noqa: B019 - as above

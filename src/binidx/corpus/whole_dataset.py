@@ -12,7 +12,6 @@ At the first difference the target belongs to another job, and is refused.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -227,7 +226,7 @@ def common_manifest(target: Location, datasets: Sequence[WholeDataset]) -> dict[
     job, others = common_fields(OPENS.map(lambda pair: (pair.manifest or {}).get("job", {}), pairs))
     if others:
         warn_once(f"{target}{MANIFEST}", f"lacks {', '.join(others)}, as the manifests of the sources differ in them")
-    return {**MANIFEST_FILE.tags, "job": job} if job else {}
+    return {"job": job} if job else {}
 
 
 def bin_suffixes() -> list[str]:
@@ -323,7 +322,7 @@ class DatasetTarget:
     def write_manifest(self, counts: Mapping[str, Any]) -> None:
         """Write the manifest, if there is one, with these counts; the one of a complete dataset stays."""
         if self.manifest and not (self.is_complete and object_exists(self.prefix + MANIFEST)):
-            write_object(self.prefix + MANIFEST, [json.dumps({**self.manifest, "dataset": counts}, indent=1).encode()])
+            write_object(self.prefix + MANIFEST, [MANIFEST_FILE.encode({**self.manifest, "dataset": counts}, indent=1)])
 
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
         """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison.

@@ -166,7 +166,7 @@ class PinnedFile:
     def write(self, run: PinnedRun, unknown: Fields) -> None:
         """Write the file, with the fields of a later version that were in it."""
         values = json.loads(json.dumps({**PINNED_FILE.tags, **unknown, **asdict(run)}))
-        data = json.dumps({**values, "xxh3_64": checksum_fields(values)}, indent=1, sort_keys=True).encode()
+        data = PINNED_FILE.encode({**values, "xxh3_64": checksum_fields(values)}, indent=1, sort_keys=True)
         write_object(self.location, [data], durable=False)
 
 

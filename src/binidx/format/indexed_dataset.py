@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, trims_traceback
+from binidx.errors import ConfigError, ObjectNotFoundError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
 from binidx.format.idx import CheckedIndex, DType, little_endian, open_index
@@ -24,7 +24,7 @@ from binidx.storage.location import Location
 from binidx.storage.ranged_arrays import open_cached_in_blocks
 from binidx.storage.ranges import version_marks
 from binidx.storage.requests.remote_object import object_exists, object_identity
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_same, same_identity
 
 BOUNDS_AT_ONCE = 1 << 17
 """Document bounds compared at once: 1 MiB."""
@@ -147,9 +147,8 @@ class IndexedDataset(SequencesInFiles):
             return super().bin_reader
         prefix = self.location
         reader = open_bin(prefix, mmap=self.mmap)
-        was, now = self._opened["idx"], object_identity(prefix + ".idx")
-        if not same_identity(was, now):
-            raise ObjectChangedError(f"{prefix}.idx: {now}, was {was} when it was opened; open it again")
+        idx = prefix + ".idx"
+        check_same(idx, self._opened["idx"], object_identity(idx), "it was opened", "open it again")
         check_opened(prefix, reader, self.index)
         self._check_marks(version_marks(reader))
         return reader

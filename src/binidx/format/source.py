@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.forks import cached_property
 from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
 from binidx.format.idx import SequenceIndex, open_index
@@ -41,7 +41,7 @@ from binidx.storage.requests.remote_object import (
     object_identity,
     recorded_object,
 )
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_pair
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
 
@@ -174,9 +174,7 @@ class PairSource(DatasetFiles):
         Args:
             listed: the pair in a fresh listing of its folder; by default the store is asked.
         """
-        now = self.identity(listed)
-        if not all(same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
-            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+        check_pair(self.prefix, self.opened, self.identity(listed), "it was opened", "run it again")
 
     @property
     def checked_by(self) -> str | None:

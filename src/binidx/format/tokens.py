@@ -30,7 +30,7 @@ from binidx.registries import Registrations
 from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import as_mapped, read_many
-from binidx.storage.stores.identity import DATES_OFF, describe_mark, is_rewritten, same_identity
+from binidx.storage.stores.identity import DATES_OFF, check_same, describe_mark, is_rewritten
 from binidx.storage.stores.local import mark_to_pickle
 
 Span = tuple[int, int, int]
@@ -231,10 +231,8 @@ class SequencesInFiles(StoredTokens):
             opened: suffix of each opened object -> its identity.
         """
         for end, was in vars(self).get("_opened", {}).items():
-            if not same_identity(was, now := opened[end]):
-                way = "start again from the new data, or keep times when copying (cp -p, rsync -t)"
-                pickled = f"was {dict(was)} in the process that pickled it"
-                raise ObjectChangedError(f"{self.location}{end and '.'}{end}: {dict(now)}, {pickled}; {way}")
+            way = "start again from the new data, or keep times when copying (cp -p, rsync -t)"
+            check_same(f"{self.location}{end and '.'}{end}", was, opened[end], "another process pickled it", way)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in self._pickled}

@@ -23,17 +23,16 @@ Source: ours.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.forks import cached_property
 from binidx.format.idx import DType, IdxLayout, SequenceIndex, format_idx_header
 from binidx.format.prefix_listing import ListedPair, list_pairs
@@ -45,7 +44,7 @@ from binidx.storage.open import read_document
 from binidx.storage.ranges import check_ranges
 from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.settings import OURS
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_pair
 from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
@@ -119,11 +118,8 @@ class VirtualParts:
             identities: present identities of each part's files, under "idx" and "bin".
         """
         for part, prefix, now in zip(self.parts, self.prefixes, identities, strict=True):
-            for end, was in (("idx", part.idx), ("bin", part.bin)):
-                if not same_identity(was, now[end]):
-                    problem = f"{dict(now[end])}, was {dict(was)} when {self.location} was written"
-                    way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
-                    raise ObjectChangedError(f"{prefix}.{end}: {problem}; {way}")
+            way = "bring it back, or write the list again with binidx merge --virtual --overwrite"
+            check_pair(prefix, {"idx": part.idx, "bin": part.bin}, now, f"{self.location} was written", way)
 
     def check_counts(self, indices: Sequence[SequenceIndex]) -> Sequence[SequenceIndex]:
         """Return the indices of the parts; raise FormatError if one has another dtype, or other counts, than listed."""
@@ -174,8 +170,7 @@ def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
         dtype: name of the parts' token type, such as "uint16".
         parts: the parts, in order.
     """
-    whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
-    return json.dumps(whole, indent=1).encode() + b"\n"
+    return PARTS_FILE.encode(PartsFile(dtype, list(parts)), "\n", indent=1)
 
 
 def pair_or_parts(

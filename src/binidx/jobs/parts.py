@@ -21,7 +21,6 @@ Work without a folder has no records: each part is a file of the result, and is 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import traceback
@@ -205,7 +204,7 @@ class JobFolder:
     @property
     def content(self) -> bytes:
         """Bytes of job.json."""
-        return json.dumps(self.identity, sort_keys=True).encode()
+        return self.IDENTITY.encode(self.identity, sort_keys=True)
 
     def is_claimed(self) -> bool:
         """Return whether parts of this job may exist."""
@@ -294,7 +293,7 @@ class JobFolder:
 
     def format(self, result: Any) -> bytes:
         """Return the bytes of a record."""
-        return json.dumps({**RECORD_FILE.tags, "result": result}).encode()
+        return RECORD_FILE.encode({"result": result})
 
     def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
         """Remove the records and all objects of the parts, then job.json and, on a disk, the folder."""

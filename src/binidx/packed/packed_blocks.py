@@ -12,7 +12,6 @@ The lengths of documents are those of the dataset's `.idx`, which must be there;
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,7 +37,6 @@ from binidx.storage.writing.publish import create_object
 
 FILE_NAME = re.compile(r"(.*)_(\d{10})\.bin")
 ORIGIN = ".packed.json"
-PACKED_TAGS = {"binidx": "packed", "version": 1}
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,10 @@ class PackedOrigin:
     def write(self, directory: Location, name: str) -> None:
         """Write the origin beside the files `{name}_0000000000.bin`, ... of a directory."""
         with create_object(directory / f"{name}{ORIGIN}") as out:
-            out.write((json.dumps({**PACKED_TAGS, **asdict(self)}, indent=1) + "\n").encode())
+            out.write(ORIGIN_FILE.encode(self, "\n", indent=1))
 
 
-ORIGIN_FILE = JsonFile(PackedOrigin, PACKED_TAGS)
+ORIGIN_FILE = JsonFile(PackedOrigin, {"binidx": "packed", "version": 1})
 
 
 class BlockOrder(SourceOrder):

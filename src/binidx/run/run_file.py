@@ -13,7 +13,6 @@ they are opened: they stay in the file as they were written, because the names o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
@@ -383,7 +382,7 @@ def format_run(run: Run) -> bytes:
     for name in ("directory", "previous", "same_data"):
         if not described[name]:
             del described[name]
-    return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
+    return RUN_FILE.encode(described, "\n", indent=1, default=_in_json)
 
 
 def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:

@@ -14,6 +14,7 @@ from binidx.index.cache import lease as lease_module
 from binidx.index.cache.lease import (
     BUILDING,
     FAILED,
+    LEASE_FILE,
     UNPUBLISHED,
     HeldLease,
     Lease,
@@ -131,7 +132,7 @@ def test_a_record_of_another_version_can_be_watched_and_taken_over(lease: Lease)
         taken = lease.take_over(record)
         assert taken is not None
         assert lease.read() == taken.record
-    assert parse_lease_record(new_lease_record("n").format()).node == "n"
+    assert parse_lease_record(LEASE_FILE.encode(new_lease_record("n"))).node == "n"
 
 
 def test_a_holder_is_no_path() -> None:

@@ -182,11 +182,11 @@ def test_counts_that_do_not_add_up_are_an_error_and_no_dataset(tmp_path: Path) -
     parts = plan_parts(job, find_inputs(job.inputs))
     record = make_recorded(job, parts[0])
     lost = replace(record, slices=[replace(record.slices[0], num_rows=record.slices[0].num_rows + 1)])
-    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(lost.to_bytes())
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(RECORD_FILE.encode(lost))
     with pytest.raises(FormatError, match=r"part 0 .*: \d+ rows read, needed \d+: \d+ documents; dropped: none"):
         run(job)
     fewer = replace(record, slices=[replace(record.slices[0], num_rows=1, num_documents=1)])
-    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(fewer.to_bytes())
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(RECORD_FILE.encode(fewer))
     with pytest.raises(FormatError, match=r"contradicts its record .found .* documents, sequences and tokens, need"):
         run(job)
     (tmp_path / "en-parts" / f"{parts[0].name}.json").write_text("{}")
@@ -205,7 +205,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
     record = make_recorded(job, part)
-    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == JobFiles(job).read(part)
+    assert RECORD_FILE.decode(RECORD_FILE.encode(record), "x") == record == JobFiles(job).read(part)
     assert make_recorded(job, part) == record  # what is there is not made again
     assert record.counts == sum(record.slices, RowCounts())
     assert [each.num_rows for each in record.slices] == [200, 200]
@@ -216,7 +216,7 @@ def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
     (part,) = plan_parts(job, find_inputs(job.inputs))
     record, places = make_recorded(job, part), JobFiles(job)
     for changes in ({"slices": record.slices[:1]}, {"extents": []}, {"datasets": {}}):
-        Path(places.file(part).uri).write_bytes(replace(record, **changes).to_bytes())
+        Path(places.file(part).uri).write_bytes(RECORD_FILE.encode(replace(record, **changes)))
         with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and give the same command again"):
             places.read(part)
 

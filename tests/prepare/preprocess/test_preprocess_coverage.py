@@ -20,7 +20,7 @@ from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import preprocess
-from binidx.prepare.preprocess.record import VERSION, Record
+from binidx.prepare.preprocess.record import RECORD_FILE, VERSION, Record
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import select_lines
@@ -83,7 +83,7 @@ def wrongly(extent: Extent) -> list[Extent]:
 
 
 def write(uri: str, record: Record) -> None:
-    Path(uri).write_bytes(record.to_bytes())
+    Path(uri).write_bytes(RECORD_FILE.encode(record))
 
 
 def test_a_reader_that_loses_a_line_of_each_later_slice_makes_no_dataset(

@@ -20,6 +20,7 @@ from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import build_status, job_status
 from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
+    RECORD_FILE,
     Record,
     TokenCounts,
     busy_seconds,
@@ -61,7 +62,7 @@ def moved_to(host: str, job: Any) -> dict[str, Record]:
     for part in parts:
         if part.name in moved:
             with create_object(places.file(part)) as out:
-                out.write(moved[part.name].to_bytes())
+                out.write(RECORD_FILE.encode(moved[part.name]))
     return moved
 
 

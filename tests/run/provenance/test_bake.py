@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2)
     where = f"{tmp_path}/baked"
     bake(order, where, plan_bake(order, range(4)))
-    with pytest.raises(ObjectExistsError, match="another run was baked here"):
+    with pytest.raises(ObjectExistsError, match="of another run, of other steps of it"):
         bake(order, where, plan_bake(order, range(5)))
     longer = replace(run.config, sequence_length=99)
     with pytest.raises(ConfigError, match="need \\(99"):

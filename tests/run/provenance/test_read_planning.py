@@ -467,7 +467,7 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     run = random_run(tmp_path, 2)
     order, where = order_of(run), f"{tmp_path}/plan"
     write_read_plan(order, where, plan_reads(order, range(4)))
-    with pytest.raises(ObjectExistsError, match="is of another run, of other steps, or of data that changed"):
+    with pytest.raises(ObjectExistsError, match="of another run, of other steps of it, or of data that changed"):
         write_read_plan(order, where, plan_reads(order, range(5)))
     with pytest.raises(ConfigError, match="need \\(99"):
         binidx.PlannedDataset(where, replace(run.config, sequence_length=99))

@@ -24,7 +24,6 @@ of nodes, and GCS takes one write a second of an object.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -32,7 +31,7 @@ import threading
 import time
 import traceback
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import xxhash
@@ -82,9 +81,6 @@ class LeaseRecord:
         if "/" in self.holder + self.after:
             raise ValueError("holder: found a path, needs a name, as it becomes part of one")
 
-    def format(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
 
 LEASE_FILE = JsonFile(LeaseRecord, tolerates=tolerate_all)
 
@@ -122,7 +118,8 @@ class Lease:
             StorageError: the store refuses to write.
         """
         record = new_lease_record(node)
-        return HeldLease(self, record) if put_if_absent(self.location, record.format(), durable=False) else None
+        data = LEASE_FILE.encode(record)
+        return HeldLease(self, record) if put_if_absent(self.location, data, durable=False) else None
 
     def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
         """Acquire the lease of an ended holder; return None if another process takes it over.
@@ -135,13 +132,13 @@ class Lease:
             StorageError: the store refuses to write.
         """
         record, marker = replace(new_lease_record(node), after=ended.holder), self._marker(ended.holder)
-        if not put_if_absent(marker, record.format(), durable=False):
+        if not put_if_absent(marker, LEASE_FILE.encode(record), durable=False):
             other = Lease(marker).read()
             if other is None or not node or other.node != node:
                 return None
             # Killed while it took over: this process holds the node lock that the other one had.
             self.remove_marker(ended)
-            if not put_if_absent(marker, record.format(), durable=False):
+            if not put_if_absent(marker, LEASE_FILE.encode(record), durable=False):
                 return None
         try:
             # A process that took over before, and has removed its marker already, is the holder by now.
@@ -167,7 +164,7 @@ class Lease:
         delete_object(self.location)
 
     def write(self, record: LeaseRecord) -> None:
-        write_object(self.location, [record.format()], durable=False)
+        write_object(self.location, [LEASE_FILE.encode(record)], durable=False)
 
     def _marker(self, holder: str) -> Location:
         return self.location + f"-after-{holder}"

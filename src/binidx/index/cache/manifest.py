@@ -106,7 +106,7 @@ def format_manifest(manifest: Manifest) -> bytes:
     for stored in fields["arrays"].values():
         if not stored["shared"]:
             del stored["shared"]  # 0.1.0 refuses unknown fields
-    return json.dumps({**fields, "xxh3_64": checksum_fields(fields)}, indent=1).encode()
+    return INDEX_MANIFEST_FILE.encode({**fields, "xxh3_64": checksum_fields(fields)}, indent=1)
 
 
 def parse_manifest(data: bytes, uri: str) -> Manifest:

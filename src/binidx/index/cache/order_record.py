@@ -28,7 +28,6 @@ Builders that write it at the same time may lose an entry, which costs a warning
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +158,7 @@ def format_known(known: Sequence[Known], record: bytes = b"") -> bytes:
     values = KNOWN_FILE.parse(record, "") if parse_known(record) else {}
     written = {index["name"]: index for index in values.get("indices", ())}
     indices = [{**written.get(index.name, {}), **vars(index)} for index in known]
-    return json.dumps({**values, "indices": indices}, indent=1).encode()
+    return KNOWN_FILE.encode({**values, "indices": indices}, indent=1)
 
 
 def parse_known(data: bytes) -> list[Known]:

@@ -1,6 +1,6 @@
 """Order of a baked run, whose samples are stored one after the other: sample i is a range that follows from i.
 
-DIR/baked.json                       description; written first
+DIR/baked.json                       description; written first, so that no directory holds parts of two runs
 DIR/{first:012d}.bin .idx            samples from position `first` on, a sequence each: S tokens and the next one
 DIR/{first:012d}-dataset_id.npy      of a blend: the dataset of each sample
 DIR/complete.json                    the same as baked.json; written when all parts exist
@@ -8,16 +8,15 @@ DIR/complete.json                    the same as baked.json; written when all pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import PlainTokens
 from binidx.index.cache.index_files import parse_npy
@@ -32,6 +31,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_document, read_whole
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
+from binidx.storage.writing.publish import put_if_absent
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,27 @@ class Baked:
     add_extra_token: bool
     blended: bool
 
-    COMPLETE: ClassVar[str] = "complete.json"
+    first_file: ClassVar[str] = "baked.json"
+    last_file: ClassVar[str] = "complete.json"
 
-    @classmethod
-    def read(cls, file: Location) -> Baked:
-        """Read a `baked.json`; raise FormatError if the file is none."""
-        return BAKED_FILE.decode(read_document(BAKED_FILE, file), file.uri)
+    @property
+    def kind(self) -> JsonFile[Any]:
+        """Kind of its files."""
+        return BAKED_FILE
+
+    def write_first(self, directory: Location) -> bytes:
+        """Write the first file, unless it is there, and return its bytes, which are also those of the last file.
+
+        Raises:
+            ObjectExistsError: the directory holds another run.
+        """
+        file = directory / self.first_file
+        put_if_absent(file, self.kind.encode(self, "\n", indent=1))
+        data = read_document(self.kind, file)
+        if self.kind.decode(data, file.uri) != self:
+            problem = "of another run, of other steps of it, or of data that changed since"
+            raise ObjectExistsError(f"{file}: {problem}; write into another directory, or delete this one")
+        return data
 
     def parts(self) -> list[range]:
         """Return the positions of each part."""
@@ -75,9 +90,6 @@ class Baked:
     def part_file(self, directory: Location, part: range) -> Location:
         """Return the prefix of the files of a part; of a read plan, its file."""
         return directory / f"{part.start:012d}"
-
-    def format(self) -> bytes:
-        return (json.dumps({**BAKED_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
 BAKED_FILE = JsonFile(
@@ -120,7 +132,7 @@ class StoredRequest(Request):
 class BakedRequest(StoredRequest):
     """Samples of a run that `binidx prepare bake` has stored in the order of its steps."""
 
-    file_name = "baked.json"
+    file_name = Baked.first_file
 
     def open(self, opener: Opener) -> Order:
         """Return the `BakedOrder`; each part is opened at its first read.
@@ -129,10 +141,10 @@ class BakedRequest(StoredRequest):
             FormatError: the description is invalid, or a part contradicts it.
             ObjectNotFoundError: the description or a part is missing.
         """
-        baked, uri = Baked.read(self.file), self.directory.uri
+        baked, uri = BAKED_FILE.decode(read_document(BAKED_FILE, self.file), self.file.uri), self.directory.uri
         files = [(part, baked.part_file(self.directory, part)) for part in baked.parts()]
         dtype = read_dtype(baked, *files[0])
-        if not object_exists(self.directory / Baked.COMPLETE):  # not yet, or by a version that did not write it
+        if not object_exists(self.directory / baked.last_file):  # not yet, or by a version that did not write it
             OPENS.map(lambda file: read_dtype(baked, *file), files[1:])
         sizes = [len(part) * baked.stored_length * dtype.itemsize for part, _ in files]
         readers = [

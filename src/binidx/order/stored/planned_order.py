@@ -20,9 +20,8 @@ Source: ours.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_file import compares_sums, strip_bin_suffix
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset import as_pair
@@ -51,7 +50,7 @@ from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
 from binidx.storage.requests.remote_object import find_object, recorded_object
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_same
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
 PIECE = np.dtype([("start", "<u4"), ("start_high", "<u2"), ("num_tokens", "<u4")])
@@ -127,11 +126,15 @@ class ReadPlan(Baked):
     masks_ends: bool
     sources: list[PlannedSource]
 
+    first_file = "draft.json"
+    last_file = "readplan.json"
+
+    @property
+    def kind(self) -> JsonFile[Any]:
+        return PLAN_FILE
+
     def part_file(self, directory: Location, part: range) -> Location:
         return super().part_file(directory, part) + ".rows"
-
-    def format(self) -> bytes:
-        return (json.dumps({**PLAN_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
 PLAN_FILE = JsonFile(
@@ -140,16 +143,6 @@ PLAN_FILE = JsonFile(
     hint="needs a file written by binidx prepare read-plan",
     tolerates=tolerate_all,
 )
-
-
-def read_plan(file: Location) -> tuple[ReadPlan, str]:
-    """Read a `readplan.json`; return it, and the digest of its bytes, with which the digests of its parts are seeded.
-
-    Raises:
-        FormatError: the file is none.
-    """
-    data = read_document(PLAN_FILE, file)
-    return PLAN_FILE.decode(data, file.uri), xxhash.xxh3_128_hexdigest(data)
 
 
 def format_blocks(pieces: TokenPlaces, first: int, plan_digest: str) -> Iterator[bytes]:
@@ -361,7 +354,7 @@ class PlannedRequest(StoredRequest):
 
     named: Collection[str] = ()
 
-    file_name = "readplan.json"
+    file_name = ReadPlan.last_file
 
     def open(self, opener: Opener) -> Order:
         """Return the `PlannedOrder`; each file of tokens is opened at its first read.
@@ -371,9 +364,9 @@ class PlannedRequest(StoredRequest):
             FormatError: the description is invalid.
             ObjectNotFoundError: the description is missing.
         """
-        plan, plan_digest = read_plan(self.file)
+        plan = PLAN_FILE.decode(data := read_document(PLAN_FILE, self.file), self.file.uri)
         sources = [self._open_source(source, opener.mmap) for source in plan.sources]
-        return PlannedOrder(sources, PlannedRows(self.directory, plan, plan_digest))
+        return PlannedOrder(sources, PlannedRows(self.directory, plan, xxhash.xxh3_128_hexdigest(data)))
 
     def _open_source(self, source: PlannedSource, mmap: bool) -> StoredSource:
         """Return a source as one sequence, whose files are opened at the first read."""
@@ -411,6 +404,5 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
 def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
     found = None if location.local_path is not None else recorded_object(location.uri, identity)
     stored = open_stored(location, mmap=mmap, found=found)
-    if not same_identity(identity, stored.identity):
-        raise ObjectChangedError(f"{location}: found {dict(stored.identity)}, need {dict(identity)}")
+    check_same(location, identity, stored.identity, "the read plan was written", remedy="")
     return stored

@@ -16,7 +16,6 @@ object that the other may have published.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -97,7 +96,6 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
     counts = sum((source["counts"] for source in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
-        **MANIFEST_FILE.tags,
         "version": metadata.version("binidx"),
         "plan": plan_digest(job, parts),
         "job": job.to_json(),
@@ -143,7 +141,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     write_quarantine(files, parts, records)
     for key, prefix in files.datasets.items():
         manifest = build_manifest(job, key, parts, records)
-        write_object(prefix + MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        write_object(prefix + MANIFEST, [MANIFEST_FILE.encode(manifest, indent=1)])
 
 
 def merge_key(

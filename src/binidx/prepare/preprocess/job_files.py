@@ -11,7 +11,6 @@ OUTPUT-parts/NAME.json                               the part's last object: its
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,7 +61,7 @@ class JobFiles(JobFolder):
 
     @property
     def content(self) -> bytes:
-        return json.dumps(self.identity).encode()
+        return JOB_FILE.encode(self.identity)
 
     def describe_difference(self, found: bytes) -> str:
         other, inputs = JOB_FILE.decode(found, ""), self.identity["inputs"]
@@ -87,7 +86,7 @@ class JobFiles(JobFolder):
         return record
 
     def format(self, result: Record) -> bytes:
-        return result.to_bytes()
+        return RECORD_FILE.encode(result)
 
     def check_free(self) -> None:
         """Raise ObjectExistsError if a dataset of the job exists."""

@@ -10,9 +10,8 @@ counters that run during the work would lose the counts of a killed worker, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from binidx.format.sidecars.dataset_manifest import Machine, RowCounts
 from binidx.json_models import JsonFile
@@ -87,10 +86,6 @@ class Record:
     def num_tokens(self) -> int:
         """Number of tokens of the part, summed over the datasets of all JSON keys."""
         return sum(dataset.num_tokens for dataset in self.datasets.values())
-
-    def to_bytes(self) -> bytes:
-        """Return the record as JSON."""
-        return json.dumps({**RECORD_FILE.tags, **asdict(self)}).encode()
 
 
 HINT = "finish with the binidx that began, or delete it and give the same command again"

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from binidx.errors import FormatError, ObjectChangedError, redacted
+from binidx.errors import FormatError, redacted
 from binidx.storage.location import Location
-from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.identity import check_same
 
 CUT_ANYWHERE = ("jsonl", "txt")
 """Formats of plain lines, which can be cut at any byte; compressed by zstd, at a frame."""
@@ -109,11 +109,7 @@ def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
         piece: a planned slice.
         identity: of the object as it is now.
     """
-    if not same_identity(piece.identity, identity):
-        planned, current = (", ".join(f"{k} {v}" for k, v in marks.items()) for marks in (piece.identity, identity))
-        raise ObjectChangedError(
-            f"{redacted(piece.uri)}: changed since it was planned (found {current}, need {planned}); plan it again"
-        )
+    check_same(redacted(piece.uri), piece.identity, identity, "it was planned", "plan it again")
 
 
 def check_unmodified(piece: Slice, location: Location) -> None:

@@ -39,7 +39,7 @@ from binidx.corpus.exchange import (
     read_bucket,
 )
 from binidx.dataset.stored.baked import check_bakeable
-from binidx.errors import ConfigError, FormatError, ObjectExistsError, trims_traceback
+from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
@@ -342,17 +342,12 @@ def bake(
     """
     job = _Bake(order.per_process(), baked, Location(Location.of(directory).absolute, storage_options), scratch)
     watch = watch or SilentWatcher()
-    # The description comes before any part, so that no directory holds parts of two runs.
-    file = job.target / "baked.json"
-    if not put_if_absent(file, baked.format()) and Baked.read(file) != baked:
-        raise ObjectExistsError(
-            f"{file}: another run was baked here, or other steps of it; bake into another directory"
-        )
+    description = baked.write_first(job.target)
     progress = BakeProgress(0, job.count_missing(), STAGES[-1], 0)
     if progress.missing:
         progress = _run_stages(job, workers, watch)
     if not progress.missing:
-        put_if_absent(job.target / Baked.COMPLETE, baked.format())
+        put_if_absent(job.target / baked.last_file, description)
         tasks = [*job.place_tasks(), *job.token_tasks({})]
         job.folder.remove(tasks, [exchange_file(job.folder.location, task.name) for task in tasks])
     return progress

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from binidx.dataset.stored.planned import locate_plans
-from binidx.errors import ConfigError, ObjectExistsError, trims_traceback
+from binidx.errors import ConfigError, trims_traceback
 from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
@@ -32,7 +33,6 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.location import Location
-from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
@@ -153,19 +153,13 @@ def write_read_plan(
     Source: ours.
     """
     target = Location(Location.of(directory).absolute, storage_options)
-    draft = target / "draft.json"
-    put_if_absent(draft, plan.format())
-    found, plan_digest = planned_order.read_plan(draft)
-    if found != plan:
-        problem = "is of another run, of other steps, or of data that changed since"
-        raise ObjectExistsError(f"{draft}: {problem}; write into another directory, or delete this one")
-
+    description = plan.write_first(target)
     parts = [RangePart(plan.part_file(target, positions).name, positions) for positions in plan.parts()]
-    write = _PartWriter(order.per_process(), target, plan_digest)
+    write = _PartWriter(order.per_process(), target, xxhash.xxh3_128_hexdigest(description))
     results = make_parts(write, parts, workers, advance=watch, remote_data=target.local_path is None)
     missing = OPENS.map(object_exists, [target / part.name for part in parts]).count(False)
     if not missing:
-        put_if_absent(target / "readplan.json", read_document(planned_order.PLAN_FILE, draft))
+        put_if_absent(target / plan.last_file, description)
     return sum(result["written"] for result in results.values()), missing
 
 
@@ -193,7 +187,7 @@ def prepare_read_plan(
     places = locate_plans(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
     if not places:
         return None
-    folder = next((place for place in places if object_exists(place / "readplan.json")), places[0])
+    folder = next((place for place in places if object_exists(place / ReadPlan.last_file)), places[0])
     order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
     plan = plan_reads(order, range(len(dataset)))
     write_read_plan(order, folder.uri, plan, workers=workers, storage_options=folder.options, watch=watch)

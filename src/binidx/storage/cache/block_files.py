@@ -43,7 +43,6 @@ import errno
 import fcntl
 import functools
 import hashlib
-import json
 import logging
 import mmap as mapping
 import os
@@ -107,7 +106,7 @@ class CachedContent:
     def text(self) -> bytes:
         """Return the content of meta.json."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return json.dumps({**META_FILE.tags, **values}, sort_keys=True, default=str).encode()
+        return META_FILE.encode(values, sort_keys=True, default=str)
 
     @cached_property
     def num_chunks(self) -> int:

@@ -222,9 +222,34 @@ def check_unchanged(info: ObjectInfo, now: ObjectInfo) -> None:
 
 def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
     """Return the error of an object that has another identity now; values of None are unknown."""
-    was, is_now = _in_words(info.identity), _in_words(now)
-    since, remedy = ("recorded", info.remedy) if info.remedy else ("opened", "open it again")
-    return ObjectChangedError(f"{info.uri}: changed since it was {since} ({was}, now {is_now}); {remedy}")
+    since = "it was recorded" if info.remedy else "it was opened"
+    return _changed(info.uri, info.identity, now, since, info.remedy or "open it again")
+
+
+def check_same(uri: object, was: Mapping[str, Any], now: Mapping[str, Any], since: str, remedy: str) -> None:
+    """Raise ObjectChangedError if an object has another identity now.
+
+    Args:
+        uri: its name.
+        was, now: its identity then and now.
+        since: when it had the first identity, for the message: "it was opened".
+        remedy: what to do, for the message; empty: a caller adds it.
+    """
+    if not same_identity(was, now):
+        raise _changed(uri, was, now, since, remedy)
+
+
+def check_pair(prefix: object, was: Mapping[str, Any], now: Mapping[str, Any], since: str, remedy: str) -> None:
+    """Do `check_same` for the `.idx` and the tokens of a prefix, whose identities are under "idx" and "bin"."""
+    for end in ("idx", "bin"):
+        check_same(f"{prefix}.{end}", was[end], now[end], since, remedy)
+
+
+def _changed(
+    uri: object, was: Mapping[str, Any], now: Mapping[str, Any], since: str, remedy: str
+) -> ObjectChangedError:
+    problem = f"{uri}: changed since {since} ({_in_words(was)}, now {_in_words(now)})"
+    return ObjectChangedError("; ".join(filter(None, (problem, remedy))))
 
 
 def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
