@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # setuptools warns at length that an editable install is one.
-# Packages are compiled here: where PYTHONDONTWRITEBYTECODE is set, each process of a test would compile torch anew.
-PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Python compiles what it imports, and keeps it: to compile all 21,000 files of the tests' packages takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # Material for MkDocs announces its successor at length at every start.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # One more than cores, as tests wait for servers and processes; at most 4.
@@ -45,6 +46,7 @@ docs: $(VENV)/.test             ## build the documentation site, and serve it on
 	$(SITE) serve
 
 test: $(VENV)/.test $(VENV)/.npm             ## the tests without lint; those that take minutes are in `make soak`
+	@$(BIN)/python -m pytest --collect-only > /dev/null 2>&1 || true  # compiles once what each process would compile
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
@@ -124,6 +126,7 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	$(PIP) $(ORACLE) || echo 'Megatron Core 0.19.2 is not installed: comparisons with it are skipped'
+	$(BIN)/python -W ignore -c 'import oss2'  # compiled here: Python warns of its escapes, and warnings end a test
 	@touch $@ $(VENV)/.demo
 
 # Beside the packages of Python, with `make --jobs=2`.

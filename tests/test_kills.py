@@ -6,6 +6,7 @@ The disk cache has a test of its own, with thousands of kills: `storage/cache/te
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -31,12 +32,24 @@ ON_S3 = [
 ]
 
 
-def kill(job: str, folder: Path, *how: str) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "helpers.kill_rounds", job, str(folder), *how]
+def run(*arguments: str) -> str:
+    command = [sys.executable, "-m", "helpers.kill_rounds", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inputs of all jobs, of which each job has a copy."""
+    folder = tmp_path_factory.mktemp("sources")
+    run("sources", str(folder))
+    return folder / "in"
+
+
+def kill(job: str, sources: Path, folder: Path, *how: str) -> dict[str, Any]:
+    shutil.copytree(sources, folder / "in")
+    found: dict[str, Any] = json.loads(run(job, str(folder), *how))
     return found
 
 
@@ -46,12 +59,17 @@ def kill(job: str, folder: Path, *how: str) -> dict[str, Any]:
     ("job", "where"), [*((job, "disk") for job in JOBS), *((job, "s3") for job in ON_S3)], ids=None
 )
 def test_killed_at_any_moment_a_job_resumes(
-    job: str, where: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    job: str,
+    where: str,
+    sources: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rounds = -(-request.config.getoption("--kill-rounds") // (len(JOBS) + len(ON_S3)))
     rounds = max(rounds, LEAST_KILLS.get((job, where), 0))
     uri = [request.getfixturevalue("s3").fresh()] if where == "s3" else []
-    found = kill(job, tmp_path, str(rounds), *uri)
+    found = kill(job, sources, tmp_path, str(rounds), *uri)
     assert found["kills"] == rounds
     with capsys.disabled():
         left = Counter(name.rsplit(".", 2)[0] for name in found["staging"])
@@ -73,5 +91,5 @@ def test_killed_at_any_moment_a_job_resumes(
         "index cache",
     ],
 )
-def test_killed_after_each_step_of_its_publication_a_job_resumes(job: str, tmp_path: Path) -> None:
-    assert kill(job, tmp_path, "steps")["kills"] > 0
+def test_killed_after_each_step_of_its_publication_a_job_resumes(job: str, sources: Path, tmp_path: Path) -> None:
+    assert kill(job, sources, tmp_path, "steps")["kills"] > 0

@@ -15,8 +15,9 @@ import numpy
 
 warnings.simplefilter("ignore")
 
-from helpers.release_process import put_in_front
+from helpers.release_process import do_not_compile, put_in_front
 
+do_not_compile()
 put_in_front(Path(sys.argv[1]))
 if "install" in sys.argv:
     import binidx.compat.megatron

@@ -16,6 +16,10 @@ binidx.compat.megatron.install()
 binidx.compat.megatron.install(cache_small_indices=True, megatron_samples="0.16.1")
 found["torch at install"] = "torch" in sys.modules
 
+import torch
+
+torch.compile = lambda function: function  # to import the compiler takes 2 s
+
 from megatron.core.datasets import helpers  # a submodule before its package's others
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 import megatron.core.datasets.indexed_dataset as indexed_dataset

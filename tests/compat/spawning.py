@@ -9,8 +9,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+torch.compile = lambda function: function  # to import the compiler takes 2 s, in the worker, too
+
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder  # noqa: E402
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: E402
 
 
 class Tokenizer:

@@ -97,9 +97,9 @@ def test_an_unknown_option_before_the_script_is_named() -> None:
 
 
 def test_workers_that_are_spawned_know_the_classes_of_the_script_and_the_options(prefix: str) -> None:
-    [[found]] = start([*DROP_IN, "--megatron-samples=0.16.1", str(HERE / "spawning.py"), prefix]).lines()
+    [[found]] = start([*DROP_IN, "--megatron-samples=0.19.2", str(HERE / "spawning.py"), prefix]).lines()
     home = "binidx.compat.megatron.gpt_dataset"
-    assert found == {"workers": [0], "versions": ["0.16.1"], "equal": True, "home": home}
+    assert found == {"workers": [0], "versions": ["0.19.2"], "equal": True, "home": home}
 
 
 def test_datasets_that_users_build_are_built_on_rank_0_first(prefix: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     python -m helpers.kill_rounds JOB FOLDER ROUNDS [URI]     kills at random moments; outputs go to a folder of S3
     python -m helpers.kill_rounds JOB FOLDER steps            one kill after each rename, link and removal of a name
+    python -m helpers.kill_rounds sources FOLDER              write FOLDER/in, the inputs of all jobs, before
 
 Each attempt is a forked child; jobs are the functions of `JOBS`. After each kill every object under a final name must
 have the bytes that an unbroken run gives it. A last attempt, which is not killed, must leave the same names and bytes
@@ -26,7 +27,8 @@ from typing import Any
 
 import botocore.session
 import numpy as np
-import s3fs  # noqa: F401 - before the forks
+import pandas  # noqa: F401 - before the forks, of which pyarrow imports it in each
+import s3fs  # noqa: F401
 from helpers.gpt_data import TOKENIZER
 from helpers.lineage_data import build_with_lineage
 from helpers.preprocess_crash import killed_after, status_of
@@ -241,8 +243,6 @@ class Rounds:
         self.job, self.sources, self.staging = job, folder / "in", list[str]()
         self.out = Bucket(uri) if uri else Folder(folder / "out")
         self.kills = self.ends = 0
-        self.sources.mkdir()
-        assert status_of(fork(lambda: make_sources(self.sources))) == 0
         self.complete()  # warms caches of the sources
         self.out.clear()
         began = time.monotonic()
@@ -284,7 +284,10 @@ class Rounds:
         self.out.clear()
 
 
-def main(name: str, folder: str, rounds: str, uri: str | None = None) -> None:
+def main(name: str, folder: str, rounds: str = "", uri: str | None = None) -> None:
+    if name == "sources":
+        (sources := Path(folder, "in")).mkdir()
+        return make_sources(sources)
     found = Rounds(JOBS[name], Path(folder), uri)
     if rounds == "steps":
         step = 1
@@ -297,7 +300,7 @@ def main(name: str, folder: str, rounds: str, uri: str | None = None) -> None:
             found.count(killed_after(found.start(), choose.uniform(0, 1.1 * found.seconds)))
             if choose.random() < 0.5:  # else the restart is killed, too
                 found.check()
-    print(json.dumps({"kills": found.kills, "ends": found.ends, "staging": sorted(found.staging)}))
+    return print(json.dumps({"kills": found.kills, "ends": found.ends, "staging": sorted(found.staging)}))
 
 
 if __name__ == "__main__":

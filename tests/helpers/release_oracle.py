@@ -62,22 +62,41 @@ class Found:
     samples: list[dict[str, Any]]
 
 
-def make_samples(version: str, cases: Sequence[Case], folder: Path) -> list[list[Found | None]]:
-    """The splits of all cases, as a release makes them; skips the test if it is not there.
+class Release:
+    """A release in a process of its own, which is kept, as its imports take 5 s of CPU time."""
 
-    Args:
-        version: of the release; or TREE.
-        cases: the datasets.
-        folder: for files of this call.
-    """
-    given, found = folder / "cases", folder / "found"
-    given.write_bytes(pickle.dumps([*cases]))
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "helpers.release_process", find_release(version), str(given), str(found)]
-    done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    splits: list[list[Found | None]] = pickle.loads(found.read_bytes())
-    return splits
+    def __init__(self, version: str, folder: Path) -> None:
+        """Start the process, with files of its own in a folder; skip the test if the release is not there."""
+        self.version, self._errors = version, folder / "errors"
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "helpers.release_process", find_release(version)]
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **paths},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def make_samples(self, cases: Sequence[Case], folder: Path) -> list[list[Found | None]]:
+        """Return the splits of all cases, as the release makes them; files of this call go to a folder."""
+        assert self._process.stdin
+        assert self._process.stdout
+        given, found = folder / "cases", folder / "found"
+        given.write_bytes(pickle.dumps([*cases]))
+        print(given, found, sep="\t", file=self._process.stdin, flush=True)
+        assert f"{found}\n" in self._process.stdout, self._errors.read_text()[
+            -4000:
+        ]  # reads until this line, or the end
+        splits: list[list[Found | None]] = pickle.loads(found.read_bytes())
+        return splits
+
+    def close(self) -> None:
+        with self._process as process:
+            assert process.stdin
+            process.stdin.close()
 
 
 def find_release(version: str) -> str:

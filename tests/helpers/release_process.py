@@ -1,7 +1,8 @@
-"""python -m helpers.release_process FOLDER CASES FOUND: samples that one release of Megatron makes, as a pickle.
+"""python -m helpers.release_process FOLDER: samples that one release of Megatron makes.
 
-FOLDER holds the release, unpacked or as a tree of Megatron-LM; "installed" is the one beside torch. CASES is a pickle
-of `Case`s, of which FOUND has the length of each split and some samples.
+FOLDER holds the release, unpacked or as a tree of Megatron-LM; "installed" is the one beside torch. Each line of stdin
+names a file with a pickle of `Case`s and, after a tab, one to write: a pickle of the length of each split and some
+samples. Its name is printed when it is there.
 """
 
 from __future__ import annotations
@@ -21,28 +22,37 @@ import torch
 from helpers.release_oracle import Case, Found
 
 
-def main(folder: str, cases: Path, found: Path) -> None:
+def main(folder: str) -> None:
     warnings.simplefilter("ignore")
+    do_not_compile()
     if folder != "installed":
         put_in_front(Path(folder))
 
-    given: list[Case] = pickle.loads(cases.read_bytes())
     with tempfile.TemporaryDirectory() as group:
         torch.distributed.init_process_group("gloo", init_method=f"file://{group}/group", rank=0, world_size=1)
-        found.write_bytes(pickle.dumps([_build(case) for case in given]))
+        for line in sys.stdin:
+            cases, found = map(Path, line.rstrip("\n").split("\t"))
+            given: list[Case] = pickle.loads(cases.read_bytes())
+            found.write_bytes(pickle.dumps([_build(case) for case in given]))
+            print(found, flush=True)
         torch.distributed.destroy_process_group()
+
+
+def do_not_compile() -> None:
+    """Leave the functions of models as they are: no dataset calls one, and torch's compiler takes 2 s to import."""
+    torch.compile = lambda function: function
 
 
 def put_in_front(folder: Path) -> None:
     """Let imports of `megatron` find a release.
 
-    `triton`, which 0.19 imports beside its datasets, need not be installed: nothing is compiled. `megatron.training`
-    begins with modules of a trainer, which ask for Python 3.12 and for GPUs: its `datasets` are imported without them.
+    `triton`, which 0.19 imports beside its datasets, need not be installed: call `do_not_compile` before.
+    `megatron.training` begins with modules of a trainer, which ask for Python 3.12 and for GPUs: its `datasets` are
+    imported without them.
     """
     sys.path.insert(0, str(folder))
     if importlib.util.find_spec("triton") is None:
         sys.modules |= {name: _Anything(name) for name in ("triton", "triton.language")}
-        torch.compile = lambda function: function
         sys.modules["triton"].language = sys.modules["triton.language"]  # type: ignore[attr-defined]
     if not [*(folder / "megatron/core/datasets").glob("helpers_cpp*.so")]:  # a tree, in which nothing is compiled
         _take_over("megatron.core.datasets.helpers_cpp")
@@ -116,4 +126,4 @@ def _read(dataset: Any, case: Case) -> Found:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from helpers.gpt_data import random_lengths, write_with_megatron
 from helpers.letters import EXTRA, WithLetters
 from helpers.masked_datasets import OPTIONS, random_options, write_sentences
 from helpers.public_names import PUBLIC
-from helpers.release_oracle import INSTALLED, TREE, Case, make_samples, name_release
+from helpers.release_oracle import INSTALLED, TREE, Case, Release, name_release
 
 import binidx
 from binidx.dataset.megatron_releases import MAIN, NEWEST
@@ -29,12 +30,18 @@ GPT: dict[str, Any] = {"reset_position_ids": False, "reset_attention_mask": Fals
 Draw = Callable[[np.random.Generator, Path, str], dict[str, Any]]
 
 
-def compare(version: str, kind: str, draw: Draw, folder: Path, count: int, **options: Any) -> int:
+@pytest.fixture(scope="module")
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    with contextlib.closing(Release(request.param, tmp_path_factory.mktemp("release"))) as started:
+        yield started
+
+
+def compare(release: Release, kind: str, draw: Draw, folder: Path, count: int, **options: Any) -> int:
     """Samples of `count` random configs and blends are the release's, bit for bit; how many were equal."""
     rng, cases = np.random.default_rng(sum(map(ord, kind))), []
     for number in range(count):
         (home := folder / str(number)).mkdir()
-        given = draw(rng, home, version)
+        given = draw(rng, home, release.version)
         prefixes = given.pop("prefixes")
         weights = rng.dirichlet(np.ones(len(prefixes))).tolist() if rng.integers(2) else None
         sizes: list[int | None] = [int(rng.integers(1, 60)), int(rng.integers(1, 20)), 1]
@@ -43,7 +50,7 @@ def compare(version: str, kind: str, draw: Draw, folder: Path, count: int, **opt
         elif weights is None:
             sizes[2] = None
         cases.append(Case(kind, (prefixes, weights), sizes, given | options, str(home / "cache"), number))
-    return sum(map(compare_case, [version] * count, cases, make_samples(version, cases, folder)))
+    return sum(map(compare_case, [release.version] * count, cases, release.make_samples(cases, folder)))
 
 
 def compare_case(version: str, case: Case, needed: Any) -> int:
@@ -89,11 +96,11 @@ def draw_gpt(rng: np.random.Generator, home: Path, version: str) -> dict[str, An
     return options
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("release", RELEASES, indirect=True)
 def test_gpt_samples_are_those_of_the_release_with_and_without_masking_between_documents(
-    version: str, tmp_path: Path
+    release: Release, tmp_path: Path
 ) -> None:
-    assert compare(version, "GPTDataset", draw_gpt, tmp_path, 30) > 300
+    assert compare(release, "GPTDataset", draw_gpt, tmp_path, 30) > 300
 
 
 def draw_masked(rng: np.random.Generator, home: Path, version: str) -> dict[str, Any]:
@@ -101,15 +108,15 @@ def draw_masked(rng: np.random.Generator, home: Path, version: str) -> dict[str,
     return {"prefixes": prefixes, **OPTIONS, **random_options(rng), "split": "6,3,1"}
 
 
-@pytest.mark.parametrize("version", RELEASES)
-def test_bert_samples_are_those_of_the_release(version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", RELEASES, indirect=True)
+def test_bert_samples_are_those_of_the_release(release: Release, tmp_path: Path) -> None:
     kind = "BERTMaskedWordPieceDataset"
-    assert compare(version, kind, draw_masked, tmp_path, 12, classification_head=True) > 150
+    assert compare(release, kind, draw_masked, tmp_path, 12, classification_head=True) > 150
 
 
-@pytest.mark.parametrize("version", RELEASES)
-def test_t5_samples_are_those_of_the_release(version: str, tmp_path: Path) -> None:
-    assert compare(version, "T5MaskedWordPieceDataset", draw_masked, tmp_path, 8, sequence_length_decoder=600) > 100
+@pytest.mark.parametrize("release", RELEASES, indirect=True)
+def test_t5_samples_are_those_of_the_release(release: Release, tmp_path: Path) -> None:
+    assert compare(release, "T5MaskedWordPieceDataset", draw_masked, tmp_path, 8, sequence_length_decoder=600) > 100
 
 
 def draw_chats(rng: np.random.Generator, home: Path, version: str) -> dict[str, Any]:
@@ -130,9 +137,9 @@ def draw_chats(rng: np.random.Generator, home: Path, version: str) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize("version", WITH_TRAINING)
-def test_chats_are_those_of_the_release(version: str, tmp_path: Path) -> None:
-    assert compare(version, "SFTDataset", draw_chats, tmp_path, 12) > 150
+@pytest.mark.parametrize("release", WITH_TRAINING, indirect=True)
+def test_chats_are_those_of_the_release(release: Release, tmp_path: Path) -> None:
+    assert compare(release, "SFTDataset", draw_chats, tmp_path, 12) > 150
 
 
 def draw_cuts(rng: np.random.Generator, home: Path, version: str) -> dict[str, Any]:
@@ -154,15 +161,18 @@ def draw_cuts(rng: np.random.Generator, home: Path, version: str) -> dict[str, A
     }
 
 
-@pytest.mark.parametrize("version", WITH_TRAINING)
-def test_cuts_in_the_middle_are_those_of_the_release_given_the_same_draws(version: str, tmp_path: Path) -> None:
-    assert compare(version, "GPTFIMDataset", draw_cuts, tmp_path, 12) > 150
+@pytest.mark.parametrize("release", WITH_TRAINING, indirect=True)
+def test_cuts_in_the_middle_are_those_of_the_release_given_the_same_draws(release: Release, tmp_path: Path) -> None:
+    assert compare(release, "GPTFIMDataset", draw_cuts, tmp_path, 12) > 150
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("release", [TREE], indirect=True)
 @pytest.mark.parametrize("rows", [False, True])
-def test_chats_of_their_own_length_are_those_of_a_tree_after_pull_request_6742(rows: bool, tmp_path: Path) -> None:
+def test_chats_of_their_own_length_are_those_of_a_tree_after_pull_request_6742(
+    release: Release, rows: bool, tmp_path: Path
+) -> None:
     if name_release(TREE) != NEWEST:
         pytest.skip("MEGATRON_TREE has no VarlenDataset")
     options = {"varlen_sbhd_validation": rows, **({"hybrid_context_parallel": False} if rows else {})}
-    assert compare(TREE, "VarlenDataset", draw_chats, tmp_path, 12, **options) > 150
+    assert compare(release, "VarlenDataset", draw_chats, tmp_path, 12, **options) > 150
