@@ -6,9 +6,8 @@
                 "reset_position_ids": false, "reset_attention_mask": false, "eod_mask_loss": false},
      "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
 
-The order of samples is a function of this file, so tools can warm a cache for the next steps, or trace documents. The
-file contains no options of stores, which may hold secrets. A run with relative paths also has `"directory"`, from which
-they are opened: they stay in the file as they were written, because the names of Megatron's caches depend on them.
+The order of samples is a function of this file. It contains no options of stores, which may hold secrets. A run with
+relative paths also has `"directory"`; they stay as they were written, as the names of Megatron's caches depend on them.
 """
 
 from __future__ import annotations
@@ -369,9 +368,8 @@ def format_run(run: Run) -> bytes:
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
         config["order"] = format_order(order.pinned(run.config.storage_options))
-    config["tokenizer"] = {
-        name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
-    }
+    tokenizer = vars(SavedTokenizer.of(run.config.tokenizer))
+    config["tokenizer"] = {name: value for name, value in tokenizer.items() if value not in (None, {})}
     described = {option.name: getattr(run, option.name) for option in fields(run) if _is_saved(option)}
     steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
@@ -379,9 +377,8 @@ def format_run(run: Run) -> bytes:
     described |= {**run.other_fields, "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
-    for name in ("directory", "previous", "same_data"):
-        if not described[name]:
-            del described[name]
+    for name in [name for name in ("directory", "previous", "same_data") if not described[name]]:
+        del described[name]
     return RUN_FILE.encode(described, "\n", indent=1, default=_in_json)
 
 
@@ -393,8 +390,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         storage_options: options of the stores of the run's data.
 
     Raises:
-        ConfigError: the text is not a JSON object, lacks a field, has an invalid value, or an unknown field that may
-            change the samples.
+        ConfigError: it is no JSON object, lacks a field, or has an invalid value, or an unknown field.
     """
     values = RUN_FILE.parse(text, "")
     if isinstance(values, dict) and "fork" in values:
