@@ -267,7 +267,7 @@ class _Convert:
         # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
         other = dict[str, Any]()
         with contextlib.suppress(FormatError):  # a malformed job.json has no identity
-            other = JobFolder.IDENTITY.decode(claimed or b"", "") if is_other else {}
+            other = JobFolder.IDENTITY_FILE.decode(claimed or b"", "") if is_other else {}
         is_left = is_other and (other.get("job") == "convert" or not other) and (earlier is not None or "form" in other)
         if not resumed and not is_left:
             folder.claim()

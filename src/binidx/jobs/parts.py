@@ -187,7 +187,7 @@ class JobFolder:
         replaceable: whether another job that has made no part is replaced, as a call that failed before its first part.
     """
 
-    IDENTITY: ClassVar = JsonFile(dict[str, Any], open=True)
+    IDENTITY_FILE: ClassVar = JsonFile(dict[str, Any], open=True)
     """Form of job.json."""
 
     def __init__(self, location: Location, identity: Mapping[str, Any], *, replaceable: bool = False) -> None:
@@ -204,7 +204,7 @@ class JobFolder:
     @property
     def content(self) -> bytes:
         """Bytes of job.json."""
-        return self.IDENTITY.encode(self.identity, sort_keys=True)
+        return self.IDENTITY_FILE.encode(self.identity, sort_keys=True)
 
     def is_claimed(self) -> bool:
         """Return whether parts of this job may exist."""
@@ -261,7 +261,7 @@ class JobFolder:
         Raises:
             FormatError: it is malformed.
         """
-        other = self.IDENTITY.decode(found, "")
+        other = self.IDENTITY_FILE.decode(found, "")
         names = [name for name in {**self.identity, **other} if other.get(name) != self.identity.get(name)]
         return f"which differs in {', '.join(names)}"
 

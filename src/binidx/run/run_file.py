@@ -429,12 +429,6 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
     return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
-def is_packed_run(file: Location) -> bool:
-    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
-    values = RUN_FILE.parse(read_run_file(file), file.uri)
-    return isinstance(values, dict) and "fork" in values
-
-
 def _is_saved(option: Field[Any]) -> bool:
     """Return whether the file of a run has a field."""
     return bool(option.metadata.get("saved", True))

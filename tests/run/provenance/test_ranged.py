@@ -309,7 +309,7 @@ def test_sources_that_a_step_does_not_touch_are_not_opened(s3: Bucket, tmp_path:
     whole = RunOrder.of(run)
     order = RunOrder.open(run)
     order.trace(range(50, 51))
-    opened = [member for member in order.order.members if "_order" in vars(member.source)]
+    opened = [member for member in order.order.members if "order" in vars(member.source)]
     assert 1 <= len(opened) <= 4
     assert_same(order, whole)
 

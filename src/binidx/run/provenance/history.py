@@ -32,7 +32,7 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
 from binidx.run.provenance.reading import StoredBlocks
 from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_file import RUN_FILE, Run, read_run_file
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 
@@ -369,3 +369,9 @@ def find_reads(
     """
     for name, order, source, end, is_first in find_sources(history, documents.keys(), stop_step):
         yield order, *order.where(source, documents[name], end, earlier=earlier if is_first else False)
+
+
+def is_packed_run(file: Location) -> bool:
+    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
+    values = RUN_FILE.parse(read_run_file(file), file.uri)
+    return isinstance(values, dict) and "fork" in values
