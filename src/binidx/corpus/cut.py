@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
@@ -32,7 +33,6 @@ from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.idx_blocks import IndexColumns
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 

@@ -32,11 +32,11 @@ from binidx.format.bin_file import find_bin
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
-from binidx.format.virtual import PARTS, VirtualPart, format_parts, relative_part
+from binidx.format.virtual import PARTS, format_parts
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight
-from binidx.storage.writing.concatenate import IN_FLIGHT, Join
+from binidx.storage.writing.concatenate import Join
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import delete_object, write_object
 
@@ -127,7 +127,7 @@ def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[In
     datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
         watch.begin("index", sum(dataset.index.reader.size for dataset in datasets), 0)
-        with closing(map_in_flight(_read_index, datasets, IN_FLIGHT)) as indices:
+        with closing(map_in_flight(_read_index, datasets, READ_AHEAD_INDICES)) as indices:
             for dataset, (lengths, bounds, modes) in zip(datasets, indices, strict=True):
                 before = len(columns.lengths)
                 for block in lengths:
@@ -170,8 +170,8 @@ def merge_tokens(
     return sum(piece.num_bytes for piece in pieces), join
 
 
-READ_AHEAD_ITEMS = 1 << 17
-"""An index with at most this many sequences and documents is read ahead: 1.5 MB each, up to `IN_FLIGHT` at once."""
+READ_AHEAD_ITEMS, READ_AHEAD_INDICES = 1 << 17, 16
+"""Most sequences and documents of an index that is read ahead, 1.5 MB, and most indices that are read at once."""
 
 
 def _read_index(dataset: WholeDataset) -> Sequence[Iterable[NDArray[Any]]]:
@@ -212,11 +212,11 @@ def merge_virtually(
         if dataset.source.num_parts:
             raise ConfigError(f"{dataset.prefix}: is itself a virtual merge, needed its parts")
     watch.begin("index", sum(dataset.index.reader.size for dataset in datasets), 0)
-    with closing(map_in_flight(lambda dataset: dataset.index.check(), datasets, IN_FLIGHT)) as checked:
+    with closing(map_in_flight(lambda dataset: dataset.index.check(), datasets, READ_AHEAD_INDICES)) as checked:
         for dataset, _ in zip(datasets, checked, strict=True):
             dataset.check_size()
             watch.advance(dataset.index.reader.size)
-    parts = [_list_part(file.absolute, dataset) for dataset in datasets]
+    parts = [dataset.source.as_part(file.absolute) for dataset in datasets]
     listed = format_parts(datasets[0].index.dtype.__name__, parts)
     existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
@@ -231,8 +231,3 @@ def merge_virtually(
     listing.write_manifest(dict(zip(("documents", "sequences", "tokens"), opened.counts()[1:], strict=True)))
     write_object(file, [listed])
     return CombinedCounts(prefix.uri, *opened.counts())
-
-
-def _list_part(uri: str, dataset: WholeDataset) -> VirtualPart:
-    prefix, opened = relative_part(uri, dataset.prefix), dataset.source.opened
-    return VirtualPart(prefix, dataset.index.num_sequences, dataset.index.num_tokens, opened["idx"], opened["bin"])

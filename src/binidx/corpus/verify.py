@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
@@ -33,7 +34,7 @@ from binidx.jobs.runner import check_stop
 from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import ROUND_BYTES, stream
+from binidx.storage.open import stream
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher

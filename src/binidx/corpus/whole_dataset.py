@@ -20,8 +20,8 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.bin_file import BinWriter, remove_superseded
 from binidx.forks import cached_property
-from binidx.format.bin_file import BinWriter, Report, remove_superseded
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns
@@ -96,12 +96,12 @@ class WholeDataset:
         """Bytes of all tokens; known only after the lengths in the index have been read to their end."""
         return self.index.num_bytes
 
-    def check_size(self, report: Report = warn_once) -> int:
+    def check_size(self, report: Callable[[str, str], None] = warn_once) -> int:
         """Return `num_bytes` after `check_bin_size`, in which each part of a virtual merge is checked, too."""
         self.source.check_size(self.index.counts, report)
         return self.num_bytes
 
-    def check_index(self, watch: ProgressWatcher, report: Report = warn_once) -> None:
+    def check_index(self, watch: ProgressWatcher, report: Callable[[str, str], None] = warn_once) -> None:
         """Read and check the whole index, and compare it with the size of the `.bin`.
 
         Args:

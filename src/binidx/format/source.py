@@ -25,7 +25,7 @@ from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_yo
 from binidx.format.idx import SequenceIndex, open_index
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
-from binidx.format.virtual import VirtualParts, join_indices, pair_or_parts
+from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
@@ -66,6 +66,11 @@ class DatasetFiles:
     def index(self) -> SequenceIndex:
         """The `.idx`, whose columns are read by ranges; of a virtual merge the one that a merge would write."""
         return open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
+
+    def as_part(self, uri: str) -> VirtualPart:
+        """Return the pair as a part of the virtual merge whose list has this absolute URI."""
+        prefix, index = relative_part(uri, self.prefix.uri), self.index
+        return VirtualPart(prefix, index.num_sequences, index.num_tokens, self.opened["idx"], self.opened["bin"])
 
     @property
     def idx_bytes(self) -> int:

@@ -40,6 +40,13 @@ class OrderOption:
     Source: ours.
     """
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the option as a run file has it; raise ConfigError if its class has no name."""
+        if (kind := find_kind(self)) is None or not is_dataclass(self):
+            found = f"{type(self).__name__} is not registered, as a frozen dataclass"
+            raise ConfigError(f"order: {found}; binidx.register_order gives it a name")
+        return {"kind": kind, **asdict(self)}
+
     def request(self, inner: Request) -> Request:
         """Return the request of a split with this order.
 
@@ -165,14 +172,6 @@ def name_order(order: OrderOption | None) -> str:
 def find_kind(order: OrderOption | None) -> str | None:
     """Return the name under which the class of an order is registered; None without one."""
     return next((name for name in ORDERS.names() if ORDERS[name] is type(order)), None)
-
-
-def format_order(order: OrderOption) -> dict[str, Any]:
-    """Return an option as a run file has it; raise ConfigError if its class has no name."""
-    if (kind := find_kind(order)) is None or not is_dataclass(order):
-        found = f"{type(order).__name__} is not registered, as a frozen dataclass"
-        raise ConfigError(f"order: {found}; binidx.register_order gives it a name")
-    return {"kind": kind, **asdict(order)}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from binidx.index.documents import split_range
 from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
-from binidx.order.order_options import format_order
 from binidx.order.requests import find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -295,7 +294,7 @@ class LoadedDataset(DatasetView):
             own = isinstance(self.config.tokenizer, SpecialTokens)
             named["tokenizer"] = f"binidx.{self.config.tokenizer!r}" if own else "tokenizer"
         if self.config.order is not None:
-            named["order"] = repr(format_order(self.config.order))
+            named["order"] = repr(self.config.order.to_json())
         if self.config.storage_options is not None:
             named["storage_options"] = "storage_options"  # may hold secrets
         return named

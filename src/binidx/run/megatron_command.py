@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
-from binidx.dataset.blend_arguments import PER_SPLIT, get_blend_and_blend_per_split
+from binidx.dataset.blend_arguments import get_blend_and_blend_per_split
 from binidx.dataset.config import GPTDatasetConfig, SpecialTokens
 from binidx.errors import BinidxError, ConfigError
 from binidx.run.run_file import Run
@@ -148,13 +148,12 @@ def _parse(command: Sequence[str]) -> argparse.Namespace:
 
 def _config(given: argparse.Namespace, storage_options: Mapping[str, Any] | None) -> GPTDatasetConfig:
     blend, per_split = get_blend_and_blend_per_split(given, storage_options)
-    is_split = any(getattr(given, name) is not None for name in PER_SPLIT)
     return GPTDatasetConfig(
         given.seed,
         given.seq_length,
         blend,
         per_split,
-        split=given.split or (None if is_split else "969, 30, 1"),
+        split=given.split or (None if per_split is not None else "969, 30, 1"),
         path_to_cache=given.data_cache_path,
         tokenizer=_tokenizer(given, storage_options),
         inter_document_masking=given.dataloader_inter_document_masking,

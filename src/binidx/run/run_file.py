@@ -18,7 +18,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass,
 from itertools import chain
 from typing import Any, get_type_hints
 
-from binidx.dataset.affects import described_fields, words_of
+from binidx.dataset.affects import list_harmless
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -34,7 +34,6 @@ from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
-from binidx.order.order_options import format_order
 from binidx.run.global_order import GlobalOrder
 from binidx.run.saved_tokenizer import SavedTokenizer
 from binidx.run.schedule import BatchSchedule, Rampup, divide_phases, parse_thresholds
@@ -466,9 +465,7 @@ def tolerates_in_run(path: str, similar: str) -> bool:
     versions add fields here only as notes. In the config, where they add options that change the order, only the
     misspelt options that affect only places or the start. In a tokenizer, a stage or a blend never.
     """
-    described = described_fields(GPTDatasetConfig)
-    harmless = [name for name, option in described.items() if words_of(option) <= {"place", "start"}]
-    return not similar if path == "$" else path == "$.config" and similar in harmless
+    return not similar if path == "$" else path == "$.config" and similar in list_harmless(GPTDatasetConfig)
 
 
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.

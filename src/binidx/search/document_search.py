@@ -31,7 +31,7 @@ from binidx.jobs.runner import check_stop
 from binidx.json_models import json_digest
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.search.normalize import fold_table, normalize_query
-from binidx.storage.location import Location, Where
+from binidx.storage.location import Location
 from binidx.storage.open import stream
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -78,7 +78,7 @@ class SearchResult:
 
 
 def search_documents(
-    prefixes: Sequence[Where],
+    prefixes: Sequence[Prefix | Location],
     patterns: Sequence[str] | Sequence[Sequence[int]],
     table: TokenTable | None = None,
     *,

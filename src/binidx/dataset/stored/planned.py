@@ -22,7 +22,6 @@ from binidx.dataset.stored.baked import StoredRunDataset
 from binidx.dataset.token_dataset import SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, redacted
-from binidx.order.order_options import format_order
 from binidx.order.stored.planned_order import PlannedRequest
 from binidx.storage.location import Location
 
@@ -62,7 +61,7 @@ def locate_plans(kind: str, config: GPTDatasetConfig, split: Split, num_samples:
         return []
     names, lacking = hashed_fields(config, split)
     early: dict[str, Any] = {name: getattr(config, name) for name in names}
-    order = config.order and format_order(config.order.pinned(config.storage_options))
+    order = config.order and config.order.pinned(config.storage_options).to_json()
     bookends = config.split_matrix and config.split_matrix[split.value]
     prefixes = [config.as_written(prefix) for prefix in blend[0]]
     early |= {"kind": kind, "prefixes": prefixes, "weights": blend[1], "bookends": bookends, "order": order}

@@ -9,8 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from binidx.errors import FormatError, StorageError
+from binidx.format.source import DatasetFiles
 from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.manifest import ALGORITHM, DECIDING, Fields, Manifest, hash_fields, list_differences
+from binidx.index.cache.manifest import ALGORITHM, DECIDING, Fields, Manifest, hash_fields, list_differences, prove_idx
 from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, parse_known
 from binidx.storage.stores.identity import same_object
 
@@ -49,13 +50,13 @@ class IndexFilesState:
         return None if self.manifest is None else {name: self.manifest.content.get(name) for name in DECIDING}
 
     @classmethod
-    def of(cls, files: IndexFiles, options: Fields, idx: Fields | None = None) -> IndexFilesState:
+    def of(cls, files: IndexFiles, options: Fields, dataset: DatasetFiles | None = None) -> IndexFilesState:
         """Return the state of an index.
 
         Args:
             files: files of the index in the cache.
             options: those on which the arrays depend, without the algorithm.
-            idx: present identity of the `.idx`; None if the index has no data.
+            dataset: the data of the index; None if it has none.
         """
         try:
             manifest = files.read_manifest()
@@ -65,7 +66,10 @@ class IndexFilesState:
             return cls(CacheState.MISSING)
         if wrong := list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **options}):
             return cls(CacheState.STALE, "; ".join(wrong))
-        if idx is None or same_object(manifest.data.get("idx"), idx):
+        if dataset is None:
+            return cls(CacheState.THERE, manifest=manifest)
+        idx = {} if dataset.num_parts else prove_idx(dataset.prefix + ".idx", dataset.opened["idx"])
+        if same_object(manifest.data.get("idx"), idx):
             return cls(CacheState.THERE, manifest=manifest)
         likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
         why = "nothing shows that the .idx is the one it was: a start reads and compares it"

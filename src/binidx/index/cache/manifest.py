@@ -183,7 +183,7 @@ def get_origin(dataset: IndexedDataset) -> Origin:
     def data() -> Mapping[str, Fields]:
         # A file that replaced the .idx during a build may have its size and time, and never its inode.
         unchanged = local_version(idx) == version
-        return {**dataset.opened, "idx": get_idx_identity(idx, opened) if unchanged else opened}
+        return {**dataset.opened, "idx": prove_idx(idx, opened) if unchanged else opened}
 
     def content() -> Fields:
         return {name: dataset.identity[name] for name in DECIDING}
@@ -200,7 +200,7 @@ def describe_documents(documents: Documents) -> str:
     return f"{run.start}:{run.stop}" if isinstance(run, range) and run.step == 1 else documents_digest(documents)
 
 
-def get_idx_identity(idx: Location, opened: Mapping[str, Any]) -> Fields:
+def prove_idx(idx: Location, opened: Mapping[str, Any]) -> Fields:
     """Return an identity of the .idx that proves its content, if there is one; else `opened`.
 
     A local file has such an identity (inode, and times in nanoseconds) if it has not changed for SETTLED_SECONDS.

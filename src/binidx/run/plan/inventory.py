@@ -21,7 +21,7 @@ from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.blend import normalize
 from binidx.index.cache.inspection import CacheState, IndexFilesState, read_order_change
-from binidx.index.cache.manifest import Fields, get_idx_identity
+from binidx.index.cache.manifest import Fields
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
 from binidx.order.order_options import name_order
@@ -213,8 +213,7 @@ def _take_index(
     if parameters.is_small(len(documents), plan) and not config.cache_small_indices:
         cache = IndexFilesState(CacheState.SMALL_ONE)
     else:
-        idx = {} if dataset.num_parts else get_idx_identity(dataset.prefix + ".idx", dataset.opened["idx"])
-        cache = IndexFilesState.of(wanted.index_name().files, options, idx)
+        cache = IndexFilesState.of(wanted.index_name().files, options, dataset)
     return IndexInventory(wanted, len(documents), end - begin, options, plan, order, cache)
 
 
