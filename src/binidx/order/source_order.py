@@ -207,12 +207,6 @@ def sorted_unique(values: NDArray[Any]) -> NDArray[Any]:
     return distinct
 
 
-def distinct_sequences(source: Source) -> Documents:
-    """Return the sequences of a source, ascending, each once."""
-    own = source.sequences
-    return own if isinstance(own, range) else sorted_unique(own)
-
-
 def stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield the parts of `STRETCH` elements of an index, each with the number of its first element."""
     for first in range(0, len(index), STRETCH):

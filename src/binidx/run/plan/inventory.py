@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.blend import normalize
 from binidx.index.cache.inspection import CacheState, IndexFilesState, read_order_change
-from binidx.index.cache.manifest import Fields
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
 from binidx.order.order_options import name_order
@@ -48,7 +48,7 @@ class IndexInventory:
     wanted: SourceRequest
     documents: int
     tokens: int
-    options: Fields
+    options: Mapping[str, Any]
     plan: EpochPlan | None
     order: OrderKey | None
     cache: IndexFilesState

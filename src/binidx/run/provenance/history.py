@@ -26,7 +26,7 @@ from binidx.index.cache.index_files import digest
 from binidx.order.order_options import name_order
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
-from binidx.order.source_order import distinct_sequences
+from binidx.order.source_order import sorted_unique
 from binidx.order.view import describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.joined_sources import JoinedSources, join_sources
@@ -320,6 +320,12 @@ def find_sources(
             for name in (name for name in names if joined.names[name] == own):
                 joined.check_data([order.sources[source]])
                 yield name, order, source, steps.stop, number == 0
+
+
+def distinct_sequences(source: Source) -> range | Numbers:
+    """Return the sequences of a source, ascending, each once."""
+    own = source.sequences
+    return own if isinstance(own, range) else sorted_unique(own)
 
 
 def count_source(source: Source) -> tuple[int, int]:
