@@ -58,6 +58,8 @@ TOUCHES = 3
 """Most modules of a ring that another ring imports; the commands may import all. It only falls."""
 CONSTANTS = 19
 """Most names of constants that several modules give different values. It only falls."""
+PATCHES = 188
+"""Most monkeypatches of our own names in tests. It only falls: a size or a time that tests change is an argument."""
 
 
 def modules() -> Iterator[Path]:
@@ -139,6 +141,18 @@ def calls_of_spans() -> Iterator[str]:
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called.endswith(".spans") and called != "super().spans":
                 yield f"{inside}:{node.lineno}"
+
+
+def own_patches() -> Iterator[str]:
+    """Calls of `setattr` of a MonkeyPatch in tests, of what belongs to binidx or stands in a variable."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = dict(imported_names(tree := ast.parse(path.read_text())))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+                first = ast.unparse(node.args[0]).partition(".")[0].strip("'")
+                named = isinstance(node.args[0], ast.Constant)
+                if (first if named else names.get(first, "binidx")).startswith("binidx"):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:90]}"
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -351,13 +365,15 @@ def main() -> int:
     print(f"names of the core that the rings import: {len(across)}, {len(beside)} beside the {len(seam)} of core.pyi")
     print(f"modules that another ring imports: {len(touched)} {sorted(touched)}")
     print(f"names of constants with several values: {len(several)}")
-    bounds = (seam, SEAM), (beside, BESIDE), (touched, TOUCHES), (several, CONSTANTS)
+    patches = [*own_patches()]
+    print(f"monkeypatches of our own names: {len(patches)}")
+    bounds = (seam, SEAM), (beside, BESIDE), (touched, TOUCHES), (several, CONSTANTS), (patches, PATCHES)
     more += [sorted(names) for names, most in bounds if len(names) > most]
     print(f"more circles, longer chains, more checks, names across the seam, constants than are allowed: {more or 0}")
     spans = [*calls_of_spans()]
     print(f"calls of Order.spans outside {', '.join(SPAN_PACKAGES)}: {spans or 0}")
     if "--list" in sys.argv:
-        print(*asked, *worst, *checks, sep="\n")
+        print(*asked, *worst, *checks, *patches, sep="\n")
     full = {folder for folder, count in folders.items() if count > LARGEST_FOLDER}
     large = [str(path) for path, size in zip(files, sizes, strict=True) if size > LARGEST_MODULE]
     grown = [name for name, count in sums.items() if count > LINES[name][0]]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from binidx.loader.readahead import ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.loader.torch_loader import PretrainingLoader
 from binidx.storage.requests.cancellation import current_scope
@@ -64,6 +65,13 @@ class OneByOne(torch.utils.data.Dataset[torch.Tensor]):
 def loader(dataset: Any, num_ahead: int | None = 8, consumed: int = 0, m: int = 4, **options: Any) -> PretrainingLoader:
     sampler = build_sampler(options.pop("kind", "single"), dataset, consumed, m, 0, 1)
     return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=num_ahead, **options)
+
+
+def grouped(dataset: Any, num_ahead: int, m: int = 4) -> Any:
+    """Loader that reads several batches of a dataset in one call, as of a class of ours."""
+    sampler: Any = build_sampler("single", dataset, 0, m, 0, 1)
+    ahead: Any = ReadAheadDataset(dataset, sampler, num_batches=num_ahead, in_groups=True)
+    return torch.utils.data.DataLoader(ahead, batch_sampler=sampler)
 
 
 def plain(dataset: Any, **options: Any) -> Any:

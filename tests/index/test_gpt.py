@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.index import documents
-from binidx.index.cache import array_writer
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_files import IndexFiles
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
@@ -21,8 +19,9 @@ from binidx.native.permutations import RandomState
 from binidx.storage.location import Location
 
 SEQUENCE_LENGTH = 64
-LENGTHS = np.random.default_rng(0).integers(0, 300, 30_000).astype(np.int32)
-DOCUMENTS = range(1000, 29_000)
+LENGTHS = np.random.default_rng(0).integers(0, 30, 300_000).astype(np.int32)
+DOCUMENTS = range(1000, 290_000)
+"""More than one window of documents, in which threads build."""
 
 
 def plan_of(epochs: float) -> EpochPlan:
@@ -46,8 +45,15 @@ def in_bytes(arrays: dict[str, np.ndarray]) -> bytes:
     return b"".join(arrays[name].tobytes() for name in ARRAYS)
 
 
-def ours(plan: EpochPlan, seed: int, directory: Path | None = None, given: Any = DOCUMENTS, threads: int = 1) -> Any:
-    place = ArrayWriter(directory and IndexFiles(Location.of(directory), "0f"))
+def ours(
+    plan: EpochPlan,
+    seed: int,
+    directory: Path | None = None,
+    given: Any = DOCUMENTS,
+    threads: int = 1,
+    **sizes: int,
+) -> Any:
+    place = ArrayWriter(directory and IndexFiles(Location.of(directory), "0f"), **sizes)
     build_gpt_index(place, LENGTHS, given, plan, RandomState(seed), SEQUENCE_LENGTH, threads=threads)
     return place.arrays
 
@@ -56,15 +62,13 @@ def ours(plan: EpochPlan, seed: int, directory: Path | None = None, given: Any =
 @pytest.mark.parametrize("epochs", [0.5, 2.9, 3.1])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_equal_megatrons_in_memory_and_in_files(
-    shuffled_in_file: int, epochs: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shuffled_in_file: int, epochs: float, threads: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
-    for module in (documents, import_module("binidx.native.sample_index")):
-        monkeypatch.setattr(module, "WINDOW", 1000)
     plan = plan_of(epochs)
     needed = theirs(plan, 7)
     array = np.array(DOCUMENTS, np.int64)
-    for found in (ours(plan, 7, threads=threads), ours(plan, 7, tmp_path, threads=threads), ours(plan, 7, None, array)):
+    in_files = ours(plan, 7, tmp_path, threads=threads, shuffled_in_file=shuffled_in_file)
+    for found in (ours(plan, 7, threads=threads), in_files, ours(plan, 7, None, array)):
         for name in ARRAYS:
             assert found[name].dtype == needed[name].dtype
             assert (found[name] == needed[name]).all()
@@ -74,17 +78,12 @@ def test_equal_megatrons_in_memory_and_in_files(
 
 
 @pytest.mark.parametrize("shuffled_in_file", [2**30, 0])
-def test_two_builds_at_once_on_two_threads_each_give_the_same_bytes(
-    shuffled_in_file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
-    for module in (documents, import_module("binidx.native.sample_index")):
-        monkeypatch.setattr(module, "WINDOW", 1000)
+def test_two_builds_at_once_on_two_threads_each_give_the_same_bytes(shuffled_in_file: int, tmp_path: Path) -> None:
     plan = plan_of(2.9)
 
     def build(seed: int) -> bytes:
         directory = tmp_path / str(seed % 2)  # two builders write the same names at once, too
-        return in_bytes(ours(plan, seed, directory, threads=2))
+        return in_bytes(ours(plan, seed, directory, threads=2, shuffled_in_file=shuffled_in_file))
 
     needed = [in_bytes(theirs(plan, seed)) for seed in range(4)]
     with ThreadPoolExecutor(2) as pool:

@@ -8,7 +8,6 @@ from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.document_sample import build_sample_index, count_samples, count_tokens
-from binidx.native import sample_index
 from binidx.native.sample_index import SampleArrays
 
 helpers = megatron.helpers
@@ -74,9 +73,8 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+def test_threads_write_the_same_rows(threads: int) -> None:
     """Windows of 10 documents, so that there are many, some without a row, and several at once."""
-    monkeypatch.setattr(sample_index, "WINDOW", 10)
     rng = np.random.default_rng(threads)
     for _ in range(200):
         (lengths, documents), length = random_stream(rng), int(rng.integers(1, rng.choice([3, 10, 200])))
@@ -84,21 +82,21 @@ def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: i
         options = {"add_extra_token": extra, "drop_last_partial": drop}
         one = build_sample_index(lengths, documents, length, tokens, **options)
         assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
-        many = np.empty(one.shape, np.int64)
-        SampleArrays(lengths, documents, length, tokens, add_extra_token=extra).fill_starts(many, threads)
-        assert (many == one).all()
+        arrays = SampleArrays(lengths, documents, length, tokens, add_extra_token=extra, window=10)
+        for dtype in (np.int32, np.int64):
+            arrays.fill_starts(many := np.empty(one.shape, dtype), threads)
+            assert (many == one).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_threads_raise_the_first_error(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(sample_index, "WINDOW", 10)
+def test_threads_raise_the_first_error(threads: int) -> None:
     lengths, documents = np.ones(100, np.int32), np.arange(100, dtype=np.int32)
     with pytest.raises(IndexBuildError, match="the documents hold 100 tokens, needs those counted: 24 samples over 99"):
-        build_sample_index(lengths, documents, 4, 99, threads=threads)
+        SampleArrays(lengths, documents, 4, 99, window=10).fill_starts(np.empty((25, 2), np.int32), threads)
     documents[[37, 38, 77]] = 100
     lengths[99] = -1
     with pytest.raises(IndexBuildError, match=r"document_index\[37\]: 100, needs 0 <= sequence < 100"):
-        build_sample_index(lengths, documents, 4, 100, threads=threads)
+        SampleArrays(lengths, documents, 4, 100, window=10).fill_starts(np.empty((25, 2), np.int32), threads)
 
 
 def test_no_documents_and_no_threads() -> None:

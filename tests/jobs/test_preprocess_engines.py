@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from helpers.dask_cluster import dask_cluster
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
-from binidx.jobs import runner
 from binidx.jobs.engines import open_engine
 from binidx.jobs.runner import ATTEMPTS, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
@@ -146,27 +146,18 @@ def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_dask(tmp_path
         list(run_tasks(kills_its_worker(), range(8), open_engine(f"dask={address}")))
 
 
-def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(runner, "NO_WORKER_SECONDS", 1.0)
-    with (
-        dask_cluster(tmp_path) as (address, _),
-        pytest.raises(WorkerError, match=r"no worker for .*: 3; ") as raised,
-    ):
-        list(run_tasks(kills_its_worker(), [3], open_engine(f"dask={address}")))
+def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as (address, _):
+        engine = replace(open_engine(f"dask={address}"), poll_seconds=0.1, no_worker_seconds=1.0)
+        with pytest.raises(WorkerError, match=r"no worker for .*: 3; ") as raised:
+            list(run_tasks(kills_its_worker(), [3], engine))
     assert "killed, or out of memory?" in str(raised.value)
 
 
 @pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=["killed", "ended", "hung"])
-def test_a_lost_scheduler_is_one_error(
-    lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(runner, "LOST_SECONDS", 1.0)
+def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with dask_cluster(tmp_path, num_workers=0) as (address, processes):
-        engine = open_engine(f"dask={address}")
+        engine = replace(open_engine(f"dask={address}"), poll_seconds=0.1, lost_seconds=1.0)
 
         def tasks() -> Iterator[int]:
             yield 1

@@ -97,8 +97,7 @@ def test_who_stops_listening_stops_the_work() -> None:
     assert len(started) < 20
 
 
-def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
+def test_a_cluster_without_workers_is_waited_for_and_not_for_ever() -> None:
     begin, looks = threading.Event(), 0
 
     def work(task: int) -> int:
@@ -112,20 +111,19 @@ def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: p
             begin.set()
         return 0
 
-    assert sorted(run_tasks(work, range(4), JobEngine(lambda: ThreadPoolExecutor(2), none_yet))) == [
-        (n, n) for n in range(4)
-    ]
-    monkeypatch.setattr(module, "NO_WORKER_SECONDS", 0.05)
+    assert sorted(
+        run_tasks(work, range(4), JobEngine(lambda: ThreadPoolExecutor(2), none_yet, poll_seconds=0.001))
+    ) == [(n, n) for n in range(4)]
     for answers in ([2, 2, 0], [2, 2]):  # then none: whoever was asked is gone, too
         counts = itertools.chain(answers, itertools.repeat(0) if 0 in answers else [])
+        engine = JobEngine(Waiting, lambda _, counts=counts: next(counts), poll_seconds=0.001, no_worker_seconds=0.05)
         with pytest.raises(WorkerError, match=r"no worker for 0 s .*running: 0, 1, 2, 3; "):
-            list(run_tasks(work, range(9), JobEngine(Waiting, lambda executor, counts=counts: next(counts))))
+            list(run_tasks(work, range(9), engine))
 
 
-def test_workers_that_join_later_get_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
+def test_workers_that_join_later_get_tasks() -> None:
     counts, together = iter([1]), threading.Barrier(8)
-    engine = JobEngine(lambda: ThreadPoolExecutor(8), lambda executor: next(counts, 8))
+    engine = JobEngine(lambda: ThreadPoolExecutor(8), lambda executor: next(counts, 8), poll_seconds=0.001)
 
     def work(task: int) -> int:
         together.wait(300)
@@ -212,9 +210,7 @@ def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("answer", ["none", "gone"])
-def test_a_cluster_that_is_gone_or_does_not_answer_is_one_error(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+def test_a_cluster_that_is_gone_or_does_not_answer_is_one_error(answer: str) -> None:
     counted, never = iter([2]), threading.Event()
 
     def count(executor: Executor) -> int:
@@ -227,17 +223,23 @@ def test_a_cluster_that_is_gone_or_does_not_answer_is_one_error(answer: str, mon
 
     try:
         with pytest.raises(UnreachableError, match="scheduler is gone" if answer == "gone" else "no answer"):
-            list(run_tasks(lambda task: task, range(9), JobEngine(Waiting, count)))
+            list(
+                run_tasks(lambda task: task, range(9), JobEngine(Waiting, count, poll_seconds=0.001, lost_seconds=0.0))
+            )
     finally:
         never.set()
 
 
-def test_results_do_not_prove_that_the_head_node_of_ray_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(module, "LOST_SECONDS", 0.1)
+def test_results_do_not_prove_that_the_head_node_of_ray_lives() -> None:
     first, never = iter([2]), threading.Event()
     try:
-        engine = JobEngine(lambda: ThreadPoolExecutor(2), lambda _: next(first, 0) or never.wait(), central=False)
+        engine = JobEngine(
+            lambda: ThreadPoolExecutor(2),
+            lambda _: next(first, 0) or never.wait(),
+            central=False,
+            poll_seconds=0.01,
+            lost_seconds=0.1,
+        )
         with pytest.raises(UnreachableError, match="no answer of the cluster"):
             for _ in run_tasks(lambda task: task, itertools.count(), engine):
                 pass

@@ -14,11 +14,19 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
-from helpers.readahead_loaders import Numbers, ahead_threads, loader, no_thread_is_left, plain, values, wait_for  # noqa: F401
+from helpers.readahead_loaders import (  # noqa: F401
+    Numbers,
+    ahead_threads,
+    grouped,
+    loader,
+    no_thread_is_left,
+    plain,
+    values,
+    wait_for,
+)
 from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError
-from binidx.loader import readahead as ahead_module
 from binidx.loader.readahead import BatchGroup, ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.storage.requests.cancellation import cancellable
@@ -43,10 +51,9 @@ def test_an_error_in_a_worker_is_raised_at_its_batch_and_reading_goes_on() -> No
     assert values(batches) == needed[4:]
 
 
-def test_an_error_in_a_group_is_raised_at_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
+def test_an_error_in_a_group_is_raised_at_its_batch() -> None:
     dataset = Numbers(400, bad=[101])
-    batches = iter(loader(dataset, 32, m=2))
+    batches = iter(grouped(dataset, 32, m=2))
     needed = values(plain(Numbers(400), m=2))
     assert values(islice(batches, 50)) == needed[:50]
     assert max(map(len, dataset.requested)) == 16
@@ -55,20 +62,18 @@ def test_an_error_in_a_group_is_raised_at_its_batch(monkeypatch: pytest.MonkeyPa
     assert values(batches) == needed[51:]
 
 
-def test_groups_give_the_batches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
+def test_groups_give_the_batches_one_by_one() -> None:
     for m, num_ahead in ((1, 8), (2, 100), (30, 100), (4, 1), (4, 2)):
         dataset = Numbers(600)
-        assert values(loader(dataset, num_ahead, m=m)) == values(plain(Numbers(600), m=m))
+        assert values(grouped(dataset, num_ahead, m=m)) == values(plain(Numbers(600), m=m))
         assert max(map(len, dataset.requested)) == max(m, min(num_ahead // 4 * m, 64 // m * m))
         assert sorted(chain(*dataset.requested)) == [*range(600)]
 
 
-def test_no_more_is_read_ahead_than_look_ahead_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
+def test_no_more_is_read_ahead_than_look_ahead_allows() -> None:
     for num_ahead in (1, 2, 5, 16):
         dataset = Numbers(2000)
-        for served, _ in enumerate(loader(dataset, num_ahead, m=2), 1):
+        for served, _ in enumerate(grouped(dataset, num_ahead, m=2), 1):
             time.sleep(0.0002)
             assert sum(map(len, dataset.requested)) <= 2 * (served + num_ahead)
 

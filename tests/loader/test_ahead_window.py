@@ -36,24 +36,22 @@ def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     assert calm.batches == 8
 
 
-def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_nothing() -> None:
     """Four threads, groups of up to 64 samples: more than that in the window would only lie in a queue."""
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
-    ahead = ReadAheadDataset(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
+    ahead = ReadAheadDataset(
+        Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1), in_groups=True
+    )
     for start in range(0, 3000, 8):
         ahead.__getitems__([*range(start, start + 8)])
     assert ahead._queue is not None
     assert 32 <= ahead._queue._window.batches <= 128
 
 
-def test_batches_are_right_for_any_order_of_requests_and_any_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_right_for_any_order_of_requests_and_any_delay() -> None:
     """Jumps, restarts and strangers, while looking ahead begins and ends all the time."""
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     rng = np.random.default_rng(3)
     dataset = Numbers(100_000)
-    ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1), in_groups=True)
     place = 0
     for _ in range(2000):
         dataset.seconds = 0.003 if rng.integers(200) == 0 else 0 if rng.integers(20) == 0 else dataset.seconds
@@ -65,9 +63,7 @@ def test_batches_are_right_for_any_order_of_requests_and_any_delay(monkeypatch: 
 
 def test_what_is_in_memory_is_read_by_the_thread_that_requests_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And ahead again, in threads, once a store is asked."""
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     monkeypatch.setattr(ahead_module, "count_fetches", lambda: dataset.fetches)
-    monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 16 * 4 * 8)
 
     class Cached(Numbers):
         fetches, in_memory = 0, False
@@ -78,7 +74,8 @@ def test_what_is_in_memory_is_read_by_the_thread_that_requests_it(monkeypatch: p
             return super().__getitems__(idxs)
 
     dataset, readers = Cached(100_000), list[threading.Thread]()
-    ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 4, 0, 1))
+    sampler = build_sampler("single", range(100_000), 0, 4, 0, 1)
+    ahead = ReadAheadDataset(dataset, sampler, in_groups=True, budget_bytes=16 * 4 * 8)
     place = 0
 
     def serve(count: int) -> set[bool]:
@@ -105,10 +102,8 @@ def test_bytes_of_a_batch_count_each_tensor_once() -> None:
     assert batch_bytes("text") == 0
 
 
-def test_a_busy_loader_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_loader_stays_within_the_budget() -> None:
     """2 MiB of a budget for samples of 64 KiB each, in batches of 4: 8 batches at most wait to be asked for."""
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
-    monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 2 << 20)
 
     class Large(Numbers):
         def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
@@ -116,7 +111,8 @@ def test_a_busy_loader_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
             return [torch.full((1 << 16,), idx % 256, dtype=torch.uint8) for idx in idxs]
 
     dataset = Large(600, seconds=0.01)
-    ahead = ReadAheadDataset(dataset, build_sampler("single", range(600), 0, 4, 0, 1))
+    sampler = build_sampler("single", range(600), 0, 4, 0, 1)
+    ahead = ReadAheadDataset(dataset, sampler, in_groups=True, budget_bytes=2 << 20)
     opened = []
     for served, start in enumerate(range(0, 600, 4), 1):
         assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256
@@ -127,9 +123,10 @@ def test_a_busy_loader_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_while_a_store_refuses_requests_one_batch_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     monkeypatch.setattr(ahead_module, "is_throttled", lambda: True)
-    ahead = ReadAheadDataset(Numbers(800), build_sampler("single", range(800), 0, 8, 0, 1), num_batches=16)
+    ahead = ReadAheadDataset(
+        Numbers(800), build_sampler("single", range(800), 0, 8, 0, 1), num_batches=16, in_groups=True
+    )
     for start in range(0, 800, 8):
         assert [*ahead.__getitems__([*range(start, start + 8)])] == [
             *Numbers(800).__getitems__([*range(start, start + 8)])

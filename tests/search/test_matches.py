@@ -18,7 +18,8 @@ import binidx
 from binidx import describe_tokenizer
 from binidx.errors import ObjectChangedError
 from binidx.native.token_search import TokenTable
-from binidx.search import matches
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.search.document_search import search_documents
 from binidx.search.matches import locate_matches
 from binidx.tokenizers.token_bytes import token_table
@@ -30,10 +31,8 @@ def places_of(pattern: Any, text: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_matches_are_the_tokens_that_hold_a_byte_of_the_pattern(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matches, "TOKENS_AT_ONCE", [1, 7, 1 << 20][seed % 3])
+def test_matches_are_the_tokens_that_hold_a_byte_of_the_pattern(seed: int, tmp_path: Path) -> None:
+    at_once = [1, 7, 1 << 20][seed % 3]
     rng, tokenizer = random.Random(seed), Tokenizer.from_file(tokenizer_path())
     table = token_table(describe_tokenizer(tokenizer_path()))
     texts = random_texts(60, rng)
@@ -51,14 +50,14 @@ def test_matches_are_the_tokens_that_hold_a_byte_of_the_pattern(
                 held = [token for token, (end, piece) in enumerate(zip(ends, pieces, strict=True))
                         if end > at and end - len(piece) < at + len(pattern)]  # fmt: skip
                 expected.append([document, number, held[0], held[-1] + 1])
-    assert locate_matches(dataset, hits, patterns, table).tolist() == expected
+    assert locate_matches(dataset, hits, patterns, table, tokens_at_once=at_once).tolist() == expected
     ids = [own[1:4] for own in documents if len(own) > 4][:20]
     hits = search_documents([prefix], ids).hits[prefix]
     expected = [
         [document, number, at, at + len(pattern)] for document, own in enumerate(documents)
         for number, pattern in enumerate(ids) for at in places_of(pattern, own)
     ]  # fmt: skip
-    assert locate_matches(dataset, hits, ids, None).tolist() == expected
+    assert locate_matches(dataset, hits, ids, None, tokens_at_once=at_once).tolist() == expected
 
 
 def test_other_tokens_than_those_that_were_searched_are_an_error(tmp_path: Path) -> None:
@@ -85,10 +84,8 @@ def fold_with_places(text: bytes) -> tuple[bytes, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_matches_of_normal_forms_are_the_tokens_that_hold_their_characters(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matches, "TOKENS_AT_ONCE", [1, 7, 1 << 20][seed % 3])
+def test_matches_of_normal_forms_are_the_tokens_that_hold_their_characters(seed: int, tmp_path: Path) -> None:
+    at_once = [1, 7, 1 << 20][seed % 3]
     rng, tokens = random.Random(seed), {b"": 0, b" " * 40: 1}
     texts = [random_text(rng, rng.choice([0, 3, 20, 80])) for _ in range(60)]
     documents = [split(text, tokens, rng) for text in texts]
@@ -110,5 +107,6 @@ def test_matches_of_normal_forms_are_the_tokens_that_hold_their_characters(
                         if end > first and end - len(pieces[own]) < stop and pieces[own]]  # fmt: skip
                 expected.append([document, number, held[0], held[-1] + 1])
     assert len(expected) > 100
-    found = locate_matches(binidx.IndexedDataset(prefix), hits, patterns, table, normalize=True)
+    dataset = binidx.IndexedDataset(prefix)
+    found = locate_matches(dataset, hits, patterns, table, normalize=True, tokens_at_once=at_once)
     assert found.tolist() == expected

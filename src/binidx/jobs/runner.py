@@ -6,7 +6,7 @@
       └─ one at a time ───┘  the whole pool died, so the task that killed it is unknown
 
 Tasks must be idempotent: a task may run twice, even at the same time. A lost worker or node costs the attempts of its
-tasks. A cluster whose scheduler is gone, or does not answer for `LOST_SECONDS`, ends the job with one error; the same
+tasks. A cluster whose scheduler is gone, or does not answer for half a minute, ends the job with one error; the same
 job continues on another cluster.
 """
 
@@ -31,13 +31,6 @@ from binidx.storage.requests.retries import pause
 ATTEMPTS = 5
 """Most attempts of one task. If the worker pool is lost while it runs several tasks, none of these attempts counts."""
 
-POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
-"""Interval between two counts of a cluster's workers while no task ends; longest time without any worker."""
-
-LOST_SECONDS = 30.0
-"""Longest time for a cluster to answer a count of workers. Ray ends a driver that has not reached its head node for 60
-seconds, with a message of its own; until then its workers go on and return results."""
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -51,12 +44,19 @@ class JobEngine:
         count: returns the number of tasks that an open executor runs at once; 0 if it has no worker at present.
         owned: whether the executor is shut down at the end; False for an executor of the caller.
         central: whether results pass through the process that counts the workers, so that each proves that it lives.
+        poll_seconds: interval between two counts of the workers while no task ends.
+        no_worker_seconds: longest time without any worker.
+        lost_seconds: longest time to answer a count of workers. Ray ends a driver that has not reached its head node
+            for 60 seconds, with a message of its own; until then its workers go on and return results.
     """
 
     open: Callable[[], Executor]
     count: Callable[[Executor], int]
     owned: bool = True
     central: bool = True
+    poll_seconds: float = 10.0
+    no_worker_seconds: float = 900.0
+    lost_seconds: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def run_tasks(
 
     Raises:
         BinidxError: a task failed permanently, or `ATTEMPTS` times; the other tasks are stopped.
-        WorkerError: one task lost its worker `ATTEMPTS` times, or there was no worker for `NO_WORKER_SECONDS`.
-        UnreachableError: the cluster's scheduler is gone, or did not answer for `LOST_SECONDS`.
+        WorkerError: one task lost its worker `ATTEMPTS` times, or there was no worker for `no_worker_seconds`.
+        UnreachableError: the cluster's scheduler is gone, or did not answer for `lost_seconds`.
     """
     queue, running = _Queue(tasks), dict[Future[Result | TaskFailure], _Attempt[Task]]()
     with contextlib.closing(_Pool(engine, running)) as pool:
@@ -103,7 +103,7 @@ def run_tasks(
                 continue
             # With a full window, a task whose pause is over cannot be submitted: its pause must not end the wait.
             seconds = queue.seconds if len(running) < pool.window and not queue.suspects else None
-            timeout = POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)
+            timeout = engine.poll_seconds if seconds is None else min(seconds, engine.poll_seconds)
             done = futures.wait(running, timeout=timeout, return_when=futures.FIRST_COMPLETED).done
             pool.check_workers(bool(done))
             for future in done:
@@ -233,7 +233,7 @@ class _Pool:
 
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
-        if self._answer is None and (not progress or time.monotonic() > self._asked + POLL_SECONDS):
+        if self._answer is None and (not progress or time.monotonic() > self._asked + self._engine.poll_seconds):
             self._answer, self._asked = run_in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
         if self._answer is not None and futures.wait([self._answer], timeout=0 if progress else 1).done:
             error = self._answer.exception()
@@ -243,16 +243,16 @@ class _Pool:
             if count:
                 self.window, progress = 2 * count, True
             self._answer = None
-        now = time.monotonic()
+        now, engine = time.monotonic(), self._engine
         if progress:
             self._last_seen = now
-        silent_since = max(self._asked, self._last_seen) if self._engine.central else self._asked
-        if self._answer is not None and now - silent_since > LOST_SECONDS:
-            problem = f"no answer of the cluster for {LOST_SECONDS:.0f} s"
+        silent_since = max(self._asked, self._last_seen) if engine.central else self._asked
+        if self._answer is not None and now - silent_since > engine.lost_seconds:
+            problem = f"no answer of the cluster for {engine.lost_seconds:.0f} s"
             raise errors.UnreachableError(f"engine: {problem}; give the same command when it is back")
-        if now - self._last_seen > NO_WORKER_SECONDS:
+        if now - self._last_seen > engine.no_worker_seconds:
             tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self._running.values(), 4))
-            problem = f"no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}"
+            problem = f"no worker for {engine.no_worker_seconds:.0f} s (killed, or out of memory?), running: {tasks}"
             raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
 
 

@@ -80,6 +80,8 @@ class ReadAheadDataset:
         sampler: the batch sampler of the loader, in its state before the first batch.
         num_batches: number of batches to read ahead; None: a number that grows when the trainer has to wait.
         usage: counters that a worker shares with the trainer's process.
+        in_groups: read several batches in one call; None: if each sample is a function of its number alone.
+        budget_bytes: most bytes of all processes that were read ahead and not requested.
 
     Attributes, length and single samples are those of the dataset. It pickles and forks without the batches read ahead:
     each process starts its own threads at its first batch. The threads end with this object, or at exit.
@@ -92,9 +94,12 @@ class ReadAheadDataset:
         *,
         num_batches: int | None = None,
         usage: WorkerUsage | None = None,
+        in_groups: bool | None = None,
+        budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         self._dataset, self._sampler = dataset, copy.copy(sampler)
-        self._num_batches, self._usage = num_batches, usage
+        self._num_batches, self._usage, self._budget_bytes = num_batches, usage, budget_bytes
+        self._in_groups = is_pure(dataset) if in_groups is None else in_groups
         self._queue: ReadAheadQueue | None = None
 
     def __len__(self) -> int:
@@ -127,8 +132,8 @@ class ReadAheadDataset:
             batch_reader(forward or self._dataset),
             scope,
             Prediction(self._sampler, worker, num_workers),
-            Window(self._num_batches, (FORWARD_BYTES if forward else BUDGET_BYTES) // num_workers),
-            in_groups=is_pure(self._dataset),
+            Window(self._num_batches, (FORWARD_BYTES if forward else self._budget_bytes) // num_workers),
+            in_groups=self._in_groups,
             filling=None if forward else open_filling(self._dataset, self._sampler),
         )
         background().add(self, ahead.stop)

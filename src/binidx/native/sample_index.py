@@ -14,9 +14,6 @@ from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
 from binidx.native.arguments import count, items, pointer
 
-WINDOW = 2**18
-"""Documents of one window of a sample index that threads build: their lengths, 1 MiB, stay in a core's cache."""
-
 
 class SampleArrays:
     """Documents whose tokens are cut into samples: the C struct `binidx_samples`, and the arrays that it borrows.
@@ -27,6 +24,7 @@ class SampleArrays:
         sequence_length: tokens from one start of a sample to the next.
         num_tokens: tokens of all documents in document_index.
         add_extra_token: a sample holds the first token of the next one too.
+        window: documents that a thread processes at once: their lengths, 1 MiB, stay in a core's cache.
         subject, first: errors name a document as `subject[number]`, where `first` is the number of document_index[0].
     """
 
@@ -38,12 +36,14 @@ class SampleArrays:
         num_tokens: int = 0,
         *,
         add_extra_token: bool = False,
+        window: int = 2**18,
         subject: str = "document_index",
         first: int = 0,
     ) -> None:
         if document_index.ndim != 1:
             raise TypeError(f"{subject}: {document_index.ndim}-D, needs 1-D")
-        self._lengths, self._documents, self._subject, self._first = sequence_lengths, document_index, subject, first
+        self._lengths, self._documents, self._window = sequence_lengths, document_index, window
+        self._subject, self._first = subject, first
         self._borrowed = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
         self._c = samples = ffi.new("binidx_samples *")
         samples.sequence_lengths, samples.document_index = self._borrowed
@@ -75,7 +75,7 @@ class SampleArrays:
         if rows.dtype not in (np.int32, np.int64):
             raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
         self._c.num_samples = count("num_samples", len(rows) - 1)
-        if count("threads", threads, 1) > 1 and len(self._documents) > WINDOW:
+        if count("threads", threads, 1) > 1 and len(self._documents) > self._window:
             self._fill_in_parts(rows, threads)
             return
         build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
@@ -92,17 +92,17 @@ class SampleArrays:
         out, own = items(rows, rows.dtype, 2, write=True), threading.local()
 
         def start() -> None:
-            own.scratch = np.empty(WINDOW, np.int32)
+            own.scratch = np.empty(self._window, np.int32)
 
         def work(first: int, before: Future[int], after: Future[int]) -> None:
-            size, lengths = min(WINDOW, len(self._documents) - first), items(own.scratch, np.int32, write=True)
+            size, lengths = min(self._window, len(self._documents) - first), items(own.scratch, np.int32, write=True)
             tokens = _pass_on(after, before, lambda: self._gather(first, size, lengths))
             put(self._c, lengths, first, size, before.result(), tokens, out)
 
         ends: list[Future[int]] = [Future()]
         ends[0].set_result(0)
         with ThreadPoolExecutor(threads, initializer=start) as pool:
-            for first in range(0, max(len(self._documents), 1), WINDOW):
+            for first in range(0, max(len(self._documents), 1), self._window):
                 ends.append(Future())
                 pool.submit(work, first, *ends[-2:])
         put_end = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8

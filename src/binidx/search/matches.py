@@ -42,6 +42,7 @@ def locate_matches(
     table: TokenTable | None,
     *,
     normalize: bool = False,
+    tokens_at_once: int = TOKENS_AT_ONCE,
 ) -> Numbers:
     """Return all matches of patterns in the documents that a search has found, with the tokens that hold them.
 
@@ -49,6 +50,7 @@ def locate_matches(
         dataset: the dataset that was searched.
         hits: what was found in it, of `SearchResult`.
         patterns, table, normalize: those of the search.
+        tokens_at_once: tokens whose text is in memory together.
 
     Returns:
         Rows (document, pattern, first token, token after the last), shape (n, 4), those of a document together. Tokens
@@ -66,9 +68,9 @@ def locate_matches(
     sequences, sizes = join_ranges(first, stop), np.concatenate([[0], np.cumsum(stop - first)])
     lengths = np.asarray(dataset.sequence_lengths[sequences], np.int64)
     spans, starts = np.column_stack([sequences, 0 * lengths, lengths]), np.concatenate([[0], lengths.cumsum()])[sizes]
-    for part in slices_of(starts[:-1], TOKENS_AT_ONCE):
+    for part in slices_of(starts[:-1], tokens_at_once):
         pieces = dataset.read(spans[sizes[part.start] : sizes[part.stop]])
-        text, ends = decode_tokens(np.concatenate([np.empty(0, dtype), *pieces]), table)
+        text, ends = decode_tokens(np.concatenate([np.empty(0, dtype), *pieces]), table, tokens_at_once)
         before = starts[part.start : part.stop + 1] - starts[part.start]  # tokens before each document
         edges, stored = np.concatenate([[0], ends])[before].tolist(), text
         if normalize:
@@ -132,17 +134,20 @@ def _normalize_parts(text: bytes, edges: Sequence[int]) -> tuple[bytes, list[int
     return b"".join(normal for normal, _ in parts), bounds, np.concatenate([np.empty(0, np.int64), *origins])
 
 
-def decode_tokens(tokens: NDArray[np.integer], table: TokenTable | None) -> tuple[bytes, Numbers]:
+def decode_tokens(
+    tokens: NDArray[np.integer], table: TokenTable | None, at_once: int = TOKENS_AT_ONCE
+) -> tuple[bytes, Numbers]:
     """Return the bytes of tokens, and where each of them ends; without a table, their own bytes.
 
     Args:
         tokens: as they are stored, shape (n,).
         table: text of the tokens.
+        at_once: number of tokens whose text is joined at once.
     """
     if table is None:
         return tokens.tobytes(), np.arange(1, len(tokens) + 1) * tokens.itemsize
     offsets = table.offsets.astype(np.int64)
-    parts = (tokens[first : first + TOKENS_AT_ONCE] for first in range(0, len(tokens), TOKENS_AT_ONCE))
+    parts = (tokens[first : first + at_once] for first in range(0, len(tokens), at_once))
     text = (table.data[join_ranges(offsets[part], offsets[part + 1])].tobytes() for part in parts)
     return b"".join(text), np.diff(offsets)[tokens].cumsum()
 

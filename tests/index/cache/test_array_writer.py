@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from helpers.memory_maps import file_under
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import IndexBuildError
-from binidx.index.cache import array_writer
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles
@@ -36,10 +36,10 @@ def build(writer: ArrayWriter) -> None:
         other[:] = ARRAY + 1
 
 
-def cached(directory: Any) -> np.ndarray:
-    return IndexCache(IndexFiles(Location.of(str(directory)), "0f-Kind-train")).load_or_build(
-        "described", {"x": 1}, ["a"], build
-    )["a"]
+def cached(directory: Any, **sizes: int) -> np.ndarray:
+    files = IndexFiles(Location.of(str(directory)), "0f-Kind-train")
+    cache = IndexCache(files, open_writer=partial(ArrayWriter, **sizes))
+    return cache.load_or_build("described", {"x": 1}, ["a"], build)["a"]
 
 
 def files(directory: Path) -> list[str]:
@@ -49,12 +49,9 @@ def files(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
-def test_arrays_served_after_a_build_are_the_files(
-    tmp_path: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
+def test_arrays_served_after_a_build_are_the_files(tmp_path: Path, shuffled_in_file: int) -> None:
     for _ in range(2):  # built, then loaded
-        array = cached(tmp_path)
+        array = cached(tmp_path, shuffled_in_file=shuffled_in_file)
         assert file_under(array) == f"{tmp_path}/0f-Kind-train-a.npy"
         np.testing.assert_array_equal(array, ARRAY)
         assert not array.flags.writeable
@@ -82,10 +79,9 @@ def test_without_uris_arrays_stay_in_memory() -> None:
 def test_for_a_store_arrays_are_built_on_the_node_and_sent(
     s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     uri = s3.fresh()
-    built, loaded = cached(uri), cached(uri)
+    built, loaded = (cached(uri, in_memory=in_memory) for _ in range(2))
     assert ("(deleted)" in file_under(built)) == (in_memory < ARRAY.nbytes)
     np.testing.assert_array_equal(built, ARRAY)
     np.testing.assert_array_equal(loaded, ARRAY)
@@ -95,11 +91,10 @@ def test_for_a_store_arrays_are_built_on_the_node_and_sent(
 def test_sent_arrays_are_cached_for_the_node_which_fetches_nothing(
     s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
     monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         uri = s3.fresh()
-        built, loaded = cached(uri), cached(uri)
+        built, loaded = (cached(uri, in_memory=in_memory) for _ in range(2))
         assert not [each for each in proxy.log() if each.method == "GET" and each.path.endswith(".npy")]
     assert file_under(built) == file_under(loaded)
     assert file_under(built).startswith(os.environ["BINIDX_INDEX_DIR"])
@@ -164,19 +159,20 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
 LARGE = """
 import resource, signal, sys
 import numpy as np
-from binidx.index.cache import array_writer
+from functools import partial
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import IndexFiles
 from binidx.storage.location import Location
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
-array_writer.SHUFFLED_IN_FILE = int(sys.argv[3])
+open_writer = partial(ArrayWriter, shuffled_in_file=int(sys.argv[3]))
 def build(writer):
     for name, size in ("small", 200_000), ("large", 80 << 20):
         with writer.array(name, (size,), np.int8, in_order=False) as out:
             pass
 try:
-    cache = IndexCache(IndexFiles(Location.of(sys.argv[1]), "0f-Kind-train"))
+    cache = IndexCache(IndexFiles(Location.of(sys.argv[1]), "0f-Kind-train"), open_writer=open_writer)
     cache.load_or_build("described", {"x": 1}, ["small", "large"], build)
 except ValueError as error:
     print(type(error).__name__, error)
@@ -220,10 +216,9 @@ def little_disk(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
 def test_a_full_disk_is_noticed_before_the_array_is_filled(
-    little_disk: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    little_disk: Path, shuffled_in_file: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
-    np.testing.assert_array_equal(cached(little_disk), ARRAY)
+    np.testing.assert_array_equal(cached(little_disk, shuffled_in_file=shuffled_in_file), ARRAY)
     assert "No space left on device" in caplog.text
     assert files(little_disk) == []
 

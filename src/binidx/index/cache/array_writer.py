@@ -48,7 +48,6 @@ from binidx.storage.writing.publish import create_file, create_object, send_obje
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
 
-SENT_FROM_MEMORY = 64 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HASHED_BYTES = 16 << 20
 
@@ -58,6 +57,8 @@ class ArrayWriter:
 
     Args:
         files: of the index; None keeps all arrays in memory.
+        shuffled_in_file: bytes of the largest array that is shuffled inside its file.
+        in_memory: bytes of the largest array for a store, or for a time, that is kept in memory.
 
     Attributes:
         arrays: the complete arrays by name, read-only.
@@ -65,8 +66,10 @@ class ArrayWriter:
         failure: error that kept an array, or the index, from being published; the arrays are right all the same.
     """
 
-    def __init__(self, files: IndexFiles | None = None) -> None:
-        self.files = files
+    def __init__(
+        self, files: IndexFiles | None = None, *, shuffled_in_file: int = SHUFFLED_IN_FILE, in_memory: int = 64 << 20
+    ) -> None:
+        self.files, self._shuffled_in_file, self._in_memory = files, shuffled_in_file, in_memory
         self.arrays: Arrays = {}
         self.stored: dict[str, StoredArray] = {}
         self.failure: Exception | None = None
@@ -98,7 +101,7 @@ class ArrayWriter:
             self._add(name, array)
             return
         try:
-            with _map_file(file, npy.size, in_order, self._local_directory(), check) as mapped:
+            with self._map_file(file, npy.size, in_order, check) as mapped:
                 # NumPy asks for huge pages where the memory is large.
                 buffer = new_array(name, (npy.size,), np.uint8).data if mapped is None else memoryview(mapped)
                 array = npy.begin(buffer)
@@ -126,10 +129,33 @@ class ArrayWriter:
         num_bytes = size * np.dtype(dtype).itemsize
         with contextlib.ExitStack() as stack:
             buffer = None
-            if num_bytes > SENT_FROM_MEMORY:
+            if num_bytes > self._in_memory:
                 with contextlib.suppress(OSError, OverflowError):
                     buffer = stack.enter_context(_map_nameless_file(num_bytes, self._local_directory()))
             yield new_array("blend", (size,), dtype) if buffer is None else np.frombuffer(buffer, dtype)
+
+    @contextlib.contextmanager
+    def _map_file(
+        self, file: Location, size: int, in_order: bool, check: Callable[[Exception], None]
+    ) -> Iterator[mmap.mmap | None]:
+        """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full.
+
+        Args:
+            check: called with the error of a disk; raises if the array is not to be built in memory instead.
+        """
+        path, in_order = file.local_path, in_order or size <= self._shuffled_in_file
+        with contextlib.ExitStack() as stack:
+            mapped = None
+            if size > self._in_memory if path is None else size > SMALL_FILE and in_order:
+                try:
+                    if path is None:
+                        mapped = stack.enter_context(_map_nameless_file(size, self._local_directory()))
+                    else:
+                        mapped = stack.enter_context(create_file(path, size, durable=False)).map()
+                except (OSError, OverflowError) as error:
+                    check(error)
+                    _check_memory(file, size, error)
+            yield mapped
 
     def _local_directory(self) -> str | None:
         """Return this node's directory of index files, where arrays for a store are built; None if it is missing."""
@@ -142,7 +168,7 @@ class ArrayWriter:
         """
         causes = [cause for cause in (error, error and error.__cause__) if isinstance(cause, OSError)]
         reason = next((cause.strerror for cause in causes if cause.errno in FULL), None)
-        if self._directory is None or size <= SENT_FROM_MEMORY or reason is None:
+        if self._directory is None or size <= self._in_memory or reason is None:
             return
         path, directory = file.local_path, self._local_directory() or tempfile.gettempdir()
         place = directory if path is None else os.path.dirname(os.path.abspath(path))
@@ -199,31 +225,6 @@ def _write_hashed(out: Writer, buffer: memoryview) -> str:
         digest.update(block)
         out.write(block)
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _map_file(
-    file: Location, size: int, in_order: bool, directory: str | None, check: Callable[[Exception], None]
-) -> Iterator[mmap.mmap | None]:
-    """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full.
-
-    Args:
-        check: called with the error of a disk; raises if the array is not to be built in memory instead.
-    """
-    path = file.local_path
-    in_file = size > SENT_FROM_MEMORY if path is None else size > SMALL_FILE and (in_order or size <= SHUFFLED_IN_FILE)
-    with contextlib.ExitStack() as stack:
-        mapped = None
-        if in_file:
-            try:
-                if path is None:
-                    mapped = stack.enter_context(_map_nameless_file(size, directory))
-                else:
-                    mapped = stack.enter_context(create_file(path, size, durable=False)).map()
-            except (OSError, OverflowError) as error:
-                check(error)
-                _check_memory(file, size, error)
-        yield mapped
 
 
 @contextlib.contextmanager

@@ -150,6 +150,7 @@ class IndexCache:
         trusted: check for arrays without a manifest, as Megatron writes them; None: they are not used.
         context: options of this build.
         digests: gets the XXH3 of the `.npy` of each array that is loaded or published under a manifest, by name.
+        open_writer: returns the writer of the arrays.
     """
 
     files: IndexFiles
@@ -158,6 +159,7 @@ class IndexCache:
     trusted: ArrayCheck | None = None
     context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
     digests: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    open_writer: Callable[[IndexFiles], ArrayWriter] = field(default=ArrayWriter, repr=False, compare=False)
     _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def load_or_build(
@@ -299,7 +301,7 @@ class IndexCache:
             build: function that fills the arrays provided by the writer.
         """
         self._warn_of_replacement()
-        writer = ArrayWriter(self.files)
+        writer = self.open_writer(self.files)
         build(writer)
         self.digests.update({name: stored.xxh3_64 for name, stored in writer.stored.items()})
         order = self.order() if self.order else None
