@@ -16,7 +16,6 @@ import torch
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
-from binidx.order import gpt_order
 
 SIZES = [300, 20, 0]
 
@@ -132,30 +131,28 @@ def test_two_ranks_build_from_one_bucket_and_see_one_order(
     assert served
 
 
-def test_the_second_start_finds_its_indices_in_the_bucket(local: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt_order, "SMALL", 0)
-
+def test_the_second_start_finds_its_indices_in_the_bucket(local: str, s3: Any) -> None:
     class GPTDataset(binidx.GPTDataset):  # the class name is part of the cache's name
         def _build(self) -> Any:
             raise AssertionError("built again")
 
     base = upload(local, s3.fresh())
-    first = build(base)[0]
-    second = binidx.BlendedMegatronDatasetBuilder(GPTDataset, SIZES, lambda: True, config(base)).build()[0]
+    cached = config(base, cache_small_indices=True)
+    first, second = (
+        binidx.BlendedMegatronDatasetBuilder(kind, SIZES, lambda: True, cached).build()[0]
+        for kind in (binidx.GPTDataset, GPTDataset)
+    )
     assert_same_sample(second[5], first[5])
 
 
-def test_new_data_under_the_same_name_is_not_read_through_the_old_index(
-    local: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpt_order, "SMALL", 0)
+def test_new_data_under_the_same_name_is_not_read_through_the_old_index(local: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     for name in ("en", "code"):
         write_with_megatron(tmp_path / name, rng.integers(1, 60, 400).astype(np.int32), rng)
-    build(str(tmp_path))
+    build(str(tmp_path), cache_small_indices=True)
     for name in ("en", "code"):
         write_with_megatron(tmp_path / name, rng.integers(1, 60, 400).astype(np.int32), rng)
-    again = build(str(tmp_path))[0]
+    again = build(str(tmp_path), cache_small_indices=True)[0]
     fresh = build(str(tmp_path), path_to_cache=str(tmp_path / "elsewhere"))[0]
     for one, other in zip(every_batch(again), every_batch(fresh), strict=True):
         assert_same_sample(one, other)

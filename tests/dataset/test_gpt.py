@@ -166,22 +166,21 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
 
 
 @pytest.mark.parametrize("option", ["add_extra_token_to_sequence", "drop_last_partial_validation_sequence"])
-def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
-    prefix: str, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpt_order, "SMALL", 0)
+def test_options_that_megatrons_hash_forgets_do_not_share_an_index(prefix: str, option: str) -> None:
     cache = f"memory://forgotten/{option}"
     for value in (True, False, True):
         shared, own = (
-            build(gpt_config(prefix, where, split="0,1,0", **{option: value}), (None, None, None))[1]
+            build(
+                gpt_config(prefix, where, split="0,1,0", cache_small_indices=True, **{option: value}),
+                (None, None, None),
+            )[1]
             for where in (cache, f"{cache}/{value}")
         )
         np.testing.assert_array_equal(shared.sample_index, own.sample_index)
 
 
-def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt_order, "SMALL", 0)
-    config = gpt_config(prefix, "memory://other-indices")
+def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str) -> None:
+    config = gpt_config(prefix, "memory://other-indices", cache_small_indices=True)
     low_level = binidx.IndexedDataset(prefix)
     for half in (range(50), range(50, 100)):
         args = (low_level, prefix, np.array(half, np.int32), None, binidx.Split.train, config)

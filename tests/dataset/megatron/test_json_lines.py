@@ -14,8 +14,7 @@ from helpers.chats import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.dataset.tokens import json_lines
-from binidx.dataset.tokens.json_lines import JsonLines, find_lines
+from binidx.dataset.tokens.json_lines import UNCACHED_LINES_BYTES, JsonLines, find_lines
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.storage.codecs.segments import SegmentWriter
 from binidx.storage.location import Location
@@ -50,11 +49,9 @@ def test_rows_are_parsed_one_by_one_and_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_lines_are_found_once_and_anew_when_the_file_changes(
-    beside: bool, s3: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(json_lines, "UNCACHED_LINES_BYTES", 0)
-    rows: list[Any] = [{"number": number} for number in range(500)]
+def test_lines_are_found_once_and_anew_when_the_file_changes(beside: bool, s3: Bucket) -> None:
+    rows: list[Any] = [{"number": number, "text": "a" * UNCACHED_LINES_BYTES} for number in range(2)]
+    rows += [{"number": number} for number in range(2, 500)]
     uri, cache = write_rows(f"{s3.fresh()}/a.jsonl", rows), None if beside else f"{s3.fresh()}/cache"
     for _ in range(2):
         assert JsonLines(uri, path_to_cache=cache)[499] == rows[499]
@@ -63,13 +60,12 @@ def test_lines_are_found_once_and_anew_when_the_file_changes(
     assert len(JsonLines(uri, path_to_cache=cache)) == 499
 
 
-def test_lines_that_are_known_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "UNCACHED_LINES_BYTES", 0)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"b": 2}\n')
+def test_lines_that_are_known_are_not_looked_for(tmp_path: Path) -> None:
+    path, lines = tmp_path / "a.jsonl", b'{"a": 1}\n{"b": "%s"}\n' % (b"b" * UNCACHED_LINES_BYTES)
+    path.write_bytes(lines)
     assert len(JsonLines(str(path))) == 2
     then = path.stat()
-    path.write_bytes(b'{"a": 1,\t"b":    2}\n'[:18])
+    path.write_bytes(lines.replace(b"}\n{", b",  ", 1))
     os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
     assert path.stat().st_size == then.st_size
     assert len(JsonLines(str(path))) == 2

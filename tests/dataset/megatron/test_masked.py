@@ -28,7 +28,6 @@ from helpers.masked_datasets import (
 
 import binidx
 from binidx.dataset.assemble.masking import CONTINUES, SPECIAL, Masking, Vocabulary, Words, random_state
-from binidx.dataset.megatron import masked_sentences
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 
 KINDS = pytest.mark.parametrize("kind", [BERT, T5], ids=["bert", "t5"])
@@ -200,13 +199,13 @@ def test_new_documents_under_the_same_name_are_not_cut_by_the_old_index(tmp_path
 
 
 def test_a_small_index_leaves_nothing_behind(prefix: str, tmp_path: Path) -> None:
-    build(BERT, [prefix], path_to_cache=str(tmp_path / "cache"))
+    build(BERT, [prefix], (2**15, 20, 20), path_to_cache=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_large_one_is_cached(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked_sentences, "SMALL", 0)
-    first, second = (build(BERT, [prefix], path_to_cache=str(tmp_path / "cache"))[0] for _ in range(2))
+def test_a_large_one_is_cached(prefix: str, tmp_path: Path) -> None:
+    sizes, cache = (2**15 + 1, 20, 20), str(tmp_path / "cache")
+    first, second = (build(BERT, [prefix], sizes, path_to_cache=cache)[0] for _ in range(2))
     np.testing.assert_array_equal(first.sample_index, second.sample_index)
     assert [*(tmp_path / "cache").glob("*-BERTMaskedWordPieceDataset-sample_index.npy")]
 
