@@ -49,7 +49,8 @@ FIRST, SECOND, HEAD = "c3b617c", "2e6bc1de", "HEAD"
 STEPS: dict[str, set[str]] = {
     "tokens": set(), "run_files": set(), "train": set(), "prepare_cache": set(), "plan": set(), "resume": set(),
     "train_on_new_node": set(), "train_longer": set(),
-    "prepare_read_plan": {FIRST}, "train_by_plan": {FIRST}, "read_plan": {FIRST}, "bake": set(), "order": set(),
+    "prepare_read_plan": {FIRST}, "train_by_plan": {FIRST}, "read_plan": {FIRST}, "bake": set(),
+    "plan_other": {FIRST}, "bake_other": set(), "order": set(),
     "warm": set(), "sums": set(), "compress": set(), "merge": set(), "preprocess_shard": set(),
     "preprocess_on": set(), "preprocess_killed": set(), "convert_on": set(), "convert_killed": set(),
     "parts_on": set(), "parts_killed": {FIRST}, "verify_on": {FIRST}, "verify_killed": {FIRST},

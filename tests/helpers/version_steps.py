@@ -128,6 +128,26 @@ class Steps:
         baked = binidx.BakedDataset(target, self.config())
         return digest(baked[idx] for idx in range(SAMPLES))
 
+    def step_bake_other(self) -> Any:
+        """Bake other steps into the directory, which is refused."""
+        target = f"{self.bucket}/baked"
+        return self.refusal("bake", *([target] if is_first_cli() else ["--to", target]))
+
+    def step_plan_other(self) -> Any:
+        """Write the read plan of other steps into the directory, which is refused."""
+        return self.refusal("read-plan", "--to", f"{self.bucket}/plan")
+
+    def refusal(self, command: str, *target: str) -> bool:
+        """Whether a command refuses to write a shorter run into a directory with another one."""
+        run = f"{self.node}/tmp/shorter.json"
+        config = self.config(path_to_cache=f"{self.bucket}/longer")
+        binidx.Run(config, [SAMPLES // 2, 8, 0], 2, 2, global_batch_size=8).save(run)
+        try:
+            self.command(command, run, *target)
+        except RefusedError as error:
+            return "another run" in str(error)
+        return False
+
     def step_order(self) -> Any:
         """Export the order of more steps than the turn before."""
         target, steps = f"{self.node}/order", f"0:{2 * self.turn + 2}"
