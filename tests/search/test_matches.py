@@ -18,8 +18,6 @@ import binidx
 from binidx import describe_tokenizer
 from binidx.errors import ObjectChangedError
 from binidx.native.token_search import TokenTable
-from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.token_bytes import token_table
 from binidx.search.document_search import search_documents
 from binidx.search.matches import locate_matches
 from binidx.tokenizers.token_bytes import token_table

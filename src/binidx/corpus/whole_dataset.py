@@ -20,8 +20,8 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
-from binidx.format.bin_file import BinWriter, remove_superseded
 from binidx.forks import cached_property
+from binidx.format.bin_file import BinWriter, remove_superseded
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size
 from binidx.format.idx_blocks import IndexColumns

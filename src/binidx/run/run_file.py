@@ -366,7 +366,7 @@ def format_run(run: Run) -> bytes:
     saved = [option.name for option in fields(written) if option.init and _is_saved(option)]
     config = {name: getattr(written, name) for name in saved}
     if (order := config.pop("order")) is not None:
-        config["order"] = format_order(order.pinned(run.config.storage_options))
+        config["order"] = order.pinned(run.config.storage_options).to_json()
     tokenizer = vars(SavedTokenizer.of(run.config.tokenizer))
     config["tokenizer"] = {name: value for name, value in tokenizer.items() if value not in (None, {})}
     described = {option.name: getattr(run, option.name) for option in fields(run) if _is_saved(option)}
