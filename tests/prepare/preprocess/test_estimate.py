@@ -22,7 +22,6 @@ from servers.latency_proxy import latency_proxy
 
 from binidx import describe_tokenizer
 from binidx.errors import ConfigError
-from binidx.prepare.preprocess import estimate as estimating
 from binidx.prepare.preprocess.estimate import (
     Estimate,
     Sample,
@@ -117,9 +116,8 @@ def write(path: Path, texts: list[str], form: str) -> None:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """12 files of three kinds, and units that are small beside them."""
-    monkeypatch.setattr(estimating, "UNIT_BYTES", 4000)
+def corpus(tmp_path: Path) -> list[str]:
+    """12 files of three kinds."""
     for number in range(12):
         write(tmp_path / f"{number:02}.jsonl", documents(40 + 10 * number, number), "jsonl")
     return [str(tmp_path / "*.jsonl")]
@@ -129,7 +127,7 @@ def test_against_what_preprocess_makes(corpus: list[str], tmp_path: Path) -> Non
     made = run(job_of(corpus, tmp_path / "out")).manifests["text"]["dataset"]
     held, errors, looked = [], [], []
     for seed in range(60):
-        found = estimate_tokens(corpus, SPEC, append_eod=True, sample_bytes=150_000, seed=seed)
+        found = estimate_tokens(corpus, SPEC, append_eod=True, sample_bytes=150_000, unit_bytes=4000, seed=seed)
         held.append(found.tokens.low <= made["tokens"] <= found.tokens.high)
         errors.append(found.tokens.total / made["tokens"] - 1)
         looked.append(found.sampled_bytes / found.stored_bytes)
@@ -143,19 +141,16 @@ def test_against_what_preprocess_makes(corpus: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["jsonl.gz", "jsonl.zst", "parquet"])
-def test_other_formats_and_units_of_which_only_a_share_is_tokenized(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_formats_and_units_of_which_only_a_share_is_tokenized(form: str, tmp_path: Path) -> None:
     for number in range(6):
         write(tmp_path / f"{number}.{form}", documents(150, number), form)
     inputs = [f"{tmp_path}/*.{form}"]
     exact = estimate_tokens(inputs, SPEC)
     assert exact.tokens.error == 0.0
-    monkeypatch.setattr(estimating, "UNIT_BYTES", 10)
-    monkeypatch.setattr(estimating, "BATCH_BYTES", 2000)
+    sizes = {"sample_bytes": exact.stored_bytes // 3, "unit_bytes": 10, "batch_bytes": 2000}
     held = []
     for seed in range(20):
-        found = estimate_tokens(inputs, SPEC, sample_bytes=exact.stored_bytes // 3, seed=seed)
+        found = estimate_tokens(inputs, SPEC, **sizes, seed=seed)
         assert found.sampled_texts < exact.sampled_texts
         # A row group shares out its bytes by rows: 0.01 % off in the mean, more than these intervals are wide.
         held.append(
@@ -171,10 +166,8 @@ def test_units_hold_each_row_once(tmp_path_factory: Any, texts: list[str], unit_
     folder = tmp_path_factory.mktemp("units")
     write(folder / "a.jsonl", texts, "jsonl")
     write(folder / "b.parquet", texts, "parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimating, "UNIT_BYTES", unit_bytes)
-        found = plan_units(find_inputs([str(folder / "a.jsonl"), str(folder / "b.parquet")]))
-        read = [batch.text(n) for unit in found for (batch,) in read_slice(unit) for n in range(len(batch.rows))]
+    found = plan_units(find_inputs([str(folder / "a.jsonl"), str(folder / "b.parquet")]), unit_bytes)
+    read = [batch.text(n) for unit in found for (batch,) in read_slice(unit) for n in range(len(batch.rows))]
     assert read == texts * 2
 
 

@@ -60,9 +60,9 @@ MOST_UNITS = 1 << 20
 """Most units of plain jsonl, which are larger above 256 GiB: a unit takes 0.4 KB of memory."""
 
 
-def plan_units(inputs: Sequence[Input]) -> list[Slice]:
+def plan_units(inputs: Sequence[Input], unit_bytes: int = UNIT_BYTES) -> list[Slice]:
     """Return the inputs as units, in their order: slices so small that a sample of them covers all inputs."""
-    unit_bytes = max(UNIT_BYTES, sum(file.size for file in inputs) // MOST_UNITS)
+    unit_bytes = max(unit_bytes, sum(file.size for file in inputs) // MOST_UNITS)
     files = [file for file in inputs if file.size]
     return [unit for file in files for unit in plan_slices([file], unit_bytes if file.format in CUT_ANYWHERE else 1)]
 
@@ -253,6 +253,8 @@ def estimate_tokens(
     format: str | None = None,
     engine: str = "auto",
     sample_bytes: int = SAMPLE_BYTES,
+    unit_bytes: int = UNIT_BYTES,
+    batch_bytes: int = BATCH_BYTES,
     seed: int = 0,
     source_options: Options = None,
     watch: ProgressWatcher | None = None,
@@ -265,6 +267,8 @@ def estimate_tokens(
         inputs, keys, append_eod, filters, format, engine: as in `prepare.preprocess.job.Job`.
         sample_bytes: approximate bytes of text to tokenize. Half the interval is about 1 % of the total at 64 MiB, and
             half as wide with four times as many bytes.
+        unit_bytes: approximate bytes of a unit of which the sample is drawn.
+        batch_bytes: approximate bytes that are tokenized at once, of a unit that is not tokenized whole.
         seed: seed of the sample.
 
     Raises:
@@ -273,17 +277,16 @@ def estimate_tokens(
     check_eod(tokenizer, append_eod)
     began, watch = time.monotonic(), watch or SilentWatcher()
     files = find_inputs(list(inputs), format=format, storage_options=source_options)
-    units, chosen_engine = plan_units(files), choose_engine(tokenizer, engine, storage_options=source_options)
+    units, chosen = plan_units(files, unit_bytes), choose_engine(tokenizer, engine, storage_options=source_options)
     unit_sizes = np.array([unit.num_bytes for unit in units], np.int64)
-    total_bytes = int(unit_sizes.sum())
-    mean = total_bytes / max(len(units), 1)
+    total_bytes, mean = int(unit_sizes.sum()), unit_sizes.sum() / max(len(units), 1)
     sample = draw_sample(unit_sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
     sizes = unit_sizes[sample.units].astype(np.float64)
-    share = min(1.0, sample_bytes / sizes.sum()) if mean > 4 * UNIT_BYTES else 1.0
-    counter, began_cpu = _UnitCounter(chosen_engine, append_eod, share, seed), time.process_time()
+    share = min(1.0, sample_bytes / sizes.sum()) if mean > 4 * unit_bytes else 1.0
+    counter, began_cpu = _UnitCounter(chosen, append_eod, share, seed), time.process_time()
 
-    def read(number: int, batch_bytes: int = BATCH_BYTES) -> Iterator[tuple[Batch, ...]]:
-        return read_slice(units[number], keys, filters=filters, batch_bytes=batch_bytes, storage_options=source_options)
+    def read(number: int, at_once: int = batch_bytes) -> Iterator[tuple[Batch, ...]]:
+        return read_slice(units[number], keys, filters=filters, batch_bytes=at_once, storage_options=source_options)
 
     watch.begin("sample", int(sizes.sum()), 0)
     numbers, rows = sample.units.tolist(), list[tuple[float, ...]]()
@@ -308,7 +311,7 @@ def estimate_tokens(
     bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
     cost = estimate_cost(files, seconds_per_byte * totals[2].total, bytes_out, source_options)
     sums = total_bytes, int(sizes.sum()), int(tokenized.sum()), int(problems.sum())
-    return CorpusEstimate(len(files), *totals, *sums, chosen_engine.name, cost, time.monotonic() - began)
+    return CorpusEstimate(len(files), *totals, *sums, chosen.name, cost, time.monotonic() - began)
 
 
 @dataclass(frozen=True)
@@ -328,9 +331,8 @@ def first_documents(job: Job, count: int) -> list[TokenizedText]:
     Raises:
         FormatError: a row before them is not a document, and `on_error` is `raise`.
     """
-    inputs = find_inputs(job.inputs, format=job.format, storage_options=job.source_options)
     engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
-    for unit in plan_units(inputs)[:1]:
+    for unit in plan_units(find_inputs(job.inputs, format=job.format, storage_options=job.source_options))[:1]:
         for batch, *_ in read_slice(
             unit, job.keys, filters=job.filters, batch_bytes=BATCH_BYTES, storage_options=job.source_options
         ):
