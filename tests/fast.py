@@ -3,8 +3,8 @@
 Changed are the files that differ from BASE, committed or not. BASE is the commit at which this branch left `main`; on
 `main` itself it is HEAD.
 
-    src/binidx/prepare/text/read.py     tests/prepare/text/test_read*.py, and the tests that import the module,
-                                        themselves or by helpers; if none does, those that import its users, and so on
+    src/binidx/prepare/text/read.py     tests/prepare/text/test_read*.py, the tests that import the module,
+                                        themselves or by helpers, those that import its users, and so on: a dozen
     tools/convert.py                    the same, and tests/tools/test_commands.py
     examples/demo/train.py              the tests that import it
     tests/**/test_*.py                  the file itself
@@ -23,6 +23,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice
+from os.path import commonpath
 from pathlib import Path
 
 import binidx
@@ -103,16 +105,19 @@ def importing(files: set[Path]) -> set[Path]:
     return {user for file in files for user in users()[module_name(file)]}
 
 
-def importing_tests(path: Path) -> set[Path]:
-    """Return the test modules that import a file by the fewest modules of binidx, and any number of helpers."""
-    new, seen, tests = {path}, {path}, set[Path]()
-    while new and not tests:
+def importing_tests(path: Path, folder: Path = TESTS) -> Iterator[Path]:
+    """Yield the test modules that import a file: first by the fewest modules of binidx, and any number of helpers.
+
+    Of those by equally many modules, the nearest to a folder come first, and small ones.
+    """
+    new, seen = {path}, {path}
+    while new:
         new = helped = importing(new) - seen
-        while helped := importing({file for file in helped if file.is_relative_to(TESTS)}) - new:
+        while helped := importing({file for file in helped if file.is_relative_to(TESTS)}) - new - seen:
             new |= helped
         seen |= new
         tests = {file for file in new if file.name.startswith("test_")}
-    return tests
+        yield from sorted(tests, key=lambda test: (-len(Path(commonpath((test, folder))).parts), test.stat().st_size))
 
 
 def nearest_tests(path: Path) -> Iterator[Path]:
@@ -124,12 +129,12 @@ def nearest_tests(path: Path) -> Iterator[Path]:
         mirrored = TESTS / (inside.relative_to("src/binidx") if inside.parts[0] == "src" else inside)
         folder = next(each for each in (mirrored.with_suffix(""), *mirrored.parents) if each.is_dir())
         named = sorted(folder.glob(f"test_{path.stem}*.py"))
-        others = sorted(importing_tests(path), key=lambda test: (test.parent != folder, test.stat().st_size))
+        others = islice(importing_tests(path, folder), MOST_TESTS)
         yield from [*dict.fromkeys([*named, *others])][:MOST_TESTS] or [folder]
         if inside.parts[0] == "tools":
             yield TESTS / "tools/test_commands.py"
     elif path.is_relative_to(EXAMPLES) and path.suffix == ".py":
-        yield from sorted(importing_tests(path), key=lambda test: test.stat().st_size)[:MOST_TESTS]
+        yield from islice(importing_tests(path), MOST_TESTS)
     elif inside.parts[0] == "native":
         yield TESTS / "native"
     elif path.suffix == ".md":
