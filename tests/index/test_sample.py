@@ -82,9 +82,9 @@ def test_threads_write_the_same_rows(threads: int) -> None:
         options = {"add_extra_token": extra, "drop_last_partial": drop}
         one = build_sample_index(lengths, documents, length, tokens, **options)
         assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
-        arrays = SampleArrays(lengths, documents, length, tokens, add_extra_token=extra, window=10)
+        arrays = SampleArrays(lengths, documents, length, tokens, add_extra_token=extra)
         for dtype in (np.int32, np.int64):
-            arrays.fill_starts(many := np.empty(one.shape, dtype), threads)
+            arrays.fill_starts(many := np.empty(one.shape, dtype), threads, window=10)
             assert (many == one).all()
 
 
@@ -92,11 +92,11 @@ def test_threads_write_the_same_rows(threads: int) -> None:
 def test_threads_raise_the_first_error(threads: int) -> None:
     lengths, documents = np.ones(100, np.int32), np.arange(100, dtype=np.int32)
     with pytest.raises(IndexBuildError, match="the documents hold 100 tokens, needs those counted: 24 samples over 99"):
-        SampleArrays(lengths, documents, 4, 99, window=10).fill_starts(np.empty((25, 2), np.int32), threads)
+        SampleArrays(lengths, documents, 4, 99).fill_starts(np.empty((25, 2), np.int32), threads, window=10)
     documents[[37, 38, 77]] = 100
     lengths[99] = -1
     with pytest.raises(IndexBuildError, match=r"document_index\[37\]: 100, needs 0 <= sequence < 100"):
-        SampleArrays(lengths, documents, 4, 100, window=10).fill_starts(np.empty((25, 2), np.int32), threads)
+        SampleArrays(lengths, documents, 4, 100).fill_starts(np.empty((25, 2), np.int32), threads, window=10)
 
 
 def test_no_documents_and_no_threads() -> None:

@@ -97,9 +97,8 @@ class ReadAheadDataset:
         in_groups: bool | None = None,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        self._dataset, self._sampler = dataset, copy.copy(sampler)
-        self._num_batches, self._usage, self._budget_bytes = num_batches, usage, budget_bytes
-        self._in_groups = is_pure(dataset) if in_groups is None else in_groups
+        self._dataset, self._sampler, self._num_batches, self._usage = dataset, copy.copy(sampler), num_batches, usage
+        self._in_groups, self._budget_bytes = is_pure(dataset) if in_groups is None else in_groups, budget_bytes
         self._queue: ReadAheadQueue | None = None
 
     def __len__(self) -> int:

@@ -24,7 +24,6 @@ class SampleArrays:
         sequence_length: tokens from one start of a sample to the next.
         num_tokens: tokens of all documents in document_index.
         add_extra_token: a sample holds the first token of the next one too.
-        window: documents that a thread processes at once: their lengths, 1 MiB, stay in a core's cache.
         subject, first: errors name a document as `subject[number]`, where `first` is the number of document_index[0].
     """
 
@@ -36,14 +35,12 @@ class SampleArrays:
         num_tokens: int = 0,
         *,
         add_extra_token: bool = False,
-        window: int = 2**18,
         subject: str = "document_index",
         first: int = 0,
     ) -> None:
         if document_index.ndim != 1:
             raise TypeError(f"{subject}: {document_index.ndim}-D, needs 1-D")
-        self._lengths, self._documents, self._window = sequence_lengths, document_index, window
-        self._subject, self._first = subject, first
+        self._lengths, self._documents, self._subject, self._first = sequence_lengths, document_index, subject, first
         self._borrowed = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
         self._c = samples = ffi.new("binidx_samples *")
         samples.sequence_lengths, samples.document_index = self._borrowed
@@ -59,12 +56,13 @@ class SampleArrays:
         """
         return self._gather(0, len(self._documents), ffi.NULL)
 
-    def fill_starts(self, rows: NDArray[Any], threads: int = 1) -> None:
+    def fill_starts(self, rows: NDArray[Any], threads: int = 1, window: int = 2**18) -> None:
         """Fill `rows` with the start of each sample, see `index.document_sample`.
 
         Args:
             rows: int32 or int64, shape (num_samples + 1, 2).
             threads: windows of documents that are processed at once; each takes 1 MiB.
+            window: documents of a window: their lengths, 1 MiB, stay in a core's cache.
 
         Raises:
             IndexBuildError: a document number or length is out of range, or the lengths do not add up to num_tokens.
@@ -75,14 +73,14 @@ class SampleArrays:
         if rows.dtype not in (np.int32, np.int64):
             raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
         self._c.num_samples = count("num_samples", len(rows) - 1)
-        if count("threads", threads, 1) > 1 and len(self._documents) > self._window:
-            self._fill_in_parts(rows, threads)
+        if count("threads", threads, 1) > 1 and len(self._documents) > window:
+            self._fill_in_parts(rows, threads, window)
             return
         build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
         detail = ffi.new("int64_t *")
         self._check(build(self._c, items(rows, rows.dtype, 2, write=True), detail), detail[0])
 
-    def _fill_in_parts(self, rows: NDArray[Any], threads: int) -> None:
+    def _fill_in_parts(self, rows: NDArray[Any], threads: int, window: int) -> None:
         """Fill `rows` in threads: for each window, gather its lengths, wait for the tokens before it, write its rows.
 
         Windows start in order, so a running thread computes each awaited sum: no deadlock, and the first error in the
@@ -92,17 +90,17 @@ class SampleArrays:
         out, own = items(rows, rows.dtype, 2, write=True), threading.local()
 
         def start() -> None:
-            own.scratch = np.empty(self._window, np.int32)
+            own.scratch = np.empty(window, np.int32)
 
         def work(first: int, before: Future[int], after: Future[int]) -> None:
-            size, lengths = min(self._window, len(self._documents) - first), items(own.scratch, np.int32, write=True)
+            size, lengths = min(window, len(self._documents) - first), items(own.scratch, np.int32, write=True)
             tokens = _pass_on(after, before, lambda: self._gather(first, size, lengths))
             put(self._c, lengths, first, size, before.result(), tokens, out)
 
         ends: list[Future[int]] = [Future()]
         ends[0].set_result(0)
         with ThreadPoolExecutor(threads, initializer=start) as pool:
-            for first in range(0, max(len(self._documents), 1), self._window):
+            for first in range(0, max(len(self._documents), 1), window):
                 ends.append(Future())
                 pool.submit(work, first, *ends[-2:])
         put_end = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8

@@ -31,9 +31,6 @@ Numbers = NDArray[np.int64]
 CONTINUATIONS = np.repeat([0, 1, 2, 3], [0xC0, 0x20, 0x10, 0x10])
 """Number of bytes of a UTF-8 character after its first one, by that."""
 
-TOKENS_AT_ONCE = 1 << 20
-"""Tokens whose text is in memory together, unless a document has more: 20 MiB, and 50 MiB while they are decoded."""
-
 
 def locate_matches(
     dataset: IndexedDataset,
@@ -42,7 +39,7 @@ def locate_matches(
     table: TokenTable | None,
     *,
     normalize: bool = False,
-    tokens_at_once: int = TOKENS_AT_ONCE,
+    tokens_at_once: int = 1 << 20,
 ) -> Numbers:
     """Return all matches of patterns in the documents that a search has found, with the tokens that hold them.
 
@@ -50,7 +47,8 @@ def locate_matches(
         dataset: the dataset that was searched.
         hits: what was found in it, of `SearchResult`.
         patterns, table, normalize: those of the search.
-        tokens_at_once: tokens whose text is in memory together.
+        tokens_at_once: tokens whose text is in memory together, unless a document has more: 20 MiB, and 50 MiB while
+            they are decoded.
 
     Returns:
         Rows (document, pattern, first token, token after the last), shape (n, 4), those of a document together. Tokens
@@ -134,9 +132,7 @@ def _normalize_parts(text: bytes, edges: Sequence[int]) -> tuple[bytes, list[int
     return b"".join(normal for normal, _ in parts), bounds, np.concatenate([np.empty(0, np.int64), *origins])
 
 
-def decode_tokens(
-    tokens: NDArray[np.integer], table: TokenTable | None, at_once: int = TOKENS_AT_ONCE
-) -> tuple[bytes, Numbers]:
+def decode_tokens(tokens: NDArray[Any], table: TokenTable | None, at_once: int = 1 << 20) -> tuple[bytes, Numbers]:
     """Return the bytes of tokens, and where each of them ends; without a table, their own bytes.
 
     Args:

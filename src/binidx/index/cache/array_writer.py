@@ -135,9 +135,7 @@ class ArrayWriter:
             yield new_array("blend", (size,), dtype) if buffer is None else np.frombuffer(buffer, dtype)
 
     @contextlib.contextmanager
-    def _map_file(
-        self, file: Location, size: int, in_order: bool, check: Callable[[Exception], None]
-    ) -> Iterator[mmap.mmap | None]:
+    def _map_file(self, file: Location, size: int, in_order: bool, check: Any) -> Iterator[mmap.mmap | None]:
         """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full.
 
         Args:
