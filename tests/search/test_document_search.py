@@ -100,6 +100,20 @@ def test_documents_are_those_in_which_python_finds_the_text(seed: int, tmp_path:
     check_search(tmp_path, 1500, seed)
 
 
+def test_an_id_outside_the_vocabulary_is_an_error_that_names_its_document(tmp_path: Path) -> None:
+    """Also if the document begins in a piece of the read that is not the first, at 8 MiB."""
+    table = token_table(describe_tokenizer(tokenizer_path()))
+    documents = np.full((5, 3_000_000), 17, np.uint16)
+    documents[3, 7] = 60_000
+    with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        for ids in documents:
+            builder.add_document(ids, [len(ids)])
+        builder.finalize(f"{tmp_path}/en.idx")
+    message = r"en.bin: document 3: id outside the tokenizer's vocabulary \(found 60000\)"
+    with pytest.raises(FormatError, match=message):
+        search_documents([f"{tmp_path}/en"], ["sea"], table)
+
+
 def test_compressed_data_and_virtual_merges_are_searched_as_plain_data(tmp_path: Path) -> None:
     rng, tokenizer = random.Random(0), Tokenizer.from_file(tokenizer_path())
     table = token_table(describe_tokenizer(tokenizer_path()))
