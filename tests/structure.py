@@ -61,6 +61,12 @@ CONSTANTS = 19
 PATCHES = 177
 """Most monkeypatches of our own names in tests. It only falls: a size or a time that tests change is an argument."""
 
+MACHINES = ("binidx.storage.requests.request_rate",)
+SHELLS = ("binidx.storage.requests.rate_limiter", "binidx.storage.requests.node_rates")
+IMPURE = {"asyncio", "fcntl", "logging", "mmap", "os", "random", "socket", "threading", "time"}
+"""Modules that decide, as functions of events and a given time; those that carry them out, so far with clocks and files
+of their own; and modules that the former must not import: docs/contributing/decisions/simulation.md."""
+
 
 def modules() -> Iterator[Path]:
     """Modules of `src/binidx` without `compat`, `__init__` and the list of public names."""
@@ -186,6 +192,12 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             yield from ((alias.asname or alias.name, base + alias.name) for alias in node.names)
+
+
+def impure_machines(trees: Trees) -> list[str]:
+    """Return the machines that import a module of time, threads, files or chance, and its name."""
+    imports = ((machine, name.partition(".")[0]) for machine in MACHINES for _, name in imported_names(trees[machine]))
+    return [f"{machine}: {name}" for machine, name in imports if name in IMPURE]
 
 
 def circles(trees: Trees) -> set[frozenset[str]]:
@@ -344,6 +356,9 @@ def main() -> int:
         name: f"{count:,} (now at most {LINES[name][0]:,}, budget {LINES[name][1]:,})" for name, count in sums.items()
     }
     print(f"code lines of the core and around it: {bounds_of}")
+    if "--machines" in sys.argv:
+        shells = [PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py") for name in (*MACHINES, *SHELLS)]
+        print(*(f"{lines[path]:7,} {path.relative_to(PACKAGE)}" for path in shells), sep="\n")
     if "--lines" in sys.argv:
         print(*(f"{count:7,} {name}" for name, count in packages.most_common()), sep="\n")
     print(f"names at the top of several modules: {sorted(repeated) or 0}")
@@ -370,6 +385,8 @@ def main() -> int:
     bounds = (seam, SEAM), (beside, BESIDE), (touched, TOUCHES), (several, CONSTANTS), (patches, PATCHES)
     more += [sorted(names) for names, most in bounds if len(names) > most]
     print(f"more circles, longer chains, more checks, names across the seam, constants than are allowed: {more or 0}")
+    impure = impure_machines(trees)
+    print(f"machines that import time, threads, files or chance: {impure or 0}")
     spans = [*calls_of_spans()]
     print(f"calls of Order.spans outside {', '.join(SPAN_PACKAGES)}: {spans or 0}")
     if "--list" in sys.argv:
@@ -377,7 +394,7 @@ def main() -> int:
     full = {folder for folder, count in folders.items() if count > LARGEST_FOLDER}
     large = [str(path) for path, size in zip(files, sizes, strict=True) if size > LARGEST_MODULE]
     grown = [name for name, count in sums.items() if count > LINES[name][0]]
-    broken = [*full, *large, *worst, *unchecked, *more, *spans, *grown]
+    broken = [*full, *large, *worst, *unchecked, *more, *impure, *spans, *grown]
     return 1 if broken else 0
 
 
