@@ -11,6 +11,7 @@ import pytest
 
 from binidx.forks import ProcessLock, cached_property
 from binidx.order.ranged_order import LazySource
+from binidx.storage.adapters import InMemory, LazyReader
 from binidx.testing import ended_well, forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -84,22 +85,47 @@ def test_a_lock_excludes_the_threads_of_a_process_and_not_its_child() -> None:
     assert entered.is_set()
 
 
-def test_threads_get_the_value_that_was_cached_first() -> None:
-    """As with a lock, except that a value may be computed twice."""
-    barrier, found = threading.Barrier(2), list[object]()
-
-    class Value:
+def test_a_cached_property_is_that_of_functools_but_for_the_lock() -> None:
+    class Base:
         @cached_property
-        def value(self) -> object:
-            """A new object."""
-            barrier.wait(600)
-            return object()
+        def value(self) -> list[str]:
+            """A new list."""
+            return ["base"]
 
-    value = Value()
-    threads = [threading.Thread(target=lambda: found.append(value.value)) for _ in range(2)]
+    class Override(Base):
+        @cached_property
+        def value(self) -> list[str]:
+            return [*super().value, "more"]
+
+    class Plain(Base):
+        @property
+        def value(self) -> list[str]:  # type: ignore[override]
+            return super().value
+
+    base, override, plain = Base(), Override(), Plain()
+    assert base.value is base.value
+    assert override.value == ["base", "more"]
+    assert override.value is override.value
+    assert plain.value is plain.value
+    assert Base.value.__doc__ == "A new list."
+
+
+def test_threads_open_a_lazy_reader_once() -> None:
+    opened, barrier, found = list[InMemory](), threading.Barrier(8), list[bytes]()
+
+    def open_reader() -> InMemory:
+        opened.append(InMemory("memory://a", b"abc"))
+        return opened[-1]
+
+    def read() -> None:
+        barrier.wait(600)
+        found.append(bytes(reader.read([(1, 3)])[0]))
+
+    reader = LazyReader("memory://a", 3, open_reader)
+    threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found[0] is found[1] is value.value
-    assert Value.value.__doc__ == "A new object."
+    assert found == [b"bc"] * 8
+    assert len(opened) == 1

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:  # noqa: N801 named as the one of functools
-        """`functools.cached_property` without a lock; threads may compute a value twice, and all get the first one.
+        """`functools.cached_property` as of Python 3.12, without a lock: threads may compute a value twice.
 
-        The one of Python 3.11 has a lock for all instances of a class; those of later versions have none.
+        The one of Python 3.11 has a lock for all instances of a class.
         """
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
@@ -29,7 +29,12 @@ else:
             self.name = name
 
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            return self if instance is None else vars(instance).setdefault(self.name, self.compute(instance))
+            if instance is None:
+                return self
+            values = vars(instance)
+            if self.name not in values:
+                values[self.name] = self.compute(instance)
+            return values[self.name]
 
 
 class ProcessLock:
@@ -37,6 +42,9 @@ class ProcessLock:
 
     def __init__(self) -> None:
         self._locks: dict[int, AbstractContextManager[object]] = {}
+
+    def __reduce__(self) -> tuple[type[ProcessLock], tuple[()]]:
+        return ProcessLock, ()
 
     def __call__(self) -> AbstractContextManager[object]:
         """Return the lock of this process."""

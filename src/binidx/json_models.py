@@ -16,9 +16,7 @@ import difflib
 import json
 import logging
 import math
-import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
@@ -27,6 +25,7 @@ import msgspec
 import xxhash
 
 from binidx.errors import BinidxError, FormatError, clipped
+from binidx.forks import ProcessLock
 
 MAX_BYTES = 1 << 30
 """Bytes of the largest file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
@@ -129,7 +128,7 @@ class JsonFile(Generic[Model]):
                     self._fail(subject, f"$.{name}: expected {_short(needed)} (found {_short(found)})")
             value = {name: each for name, each in value.items() if name not in self.tags}
         try:
-            with contextlib.nullcontext() if self.model in _described else _describing:
+            with contextlib.nullcontext() if self.model in _described else _describing():
                 made = msgspec.convert(value, self.model, str_keys=True)
                 _described.add(self.model)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half of a surrogate pair
@@ -197,12 +196,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= MOST_QUOTED else f"{type(value).__name__} {text[:60]}..."
 
 
-_describing, _described = threading.RLock(), set[Any]()
+_describing, _described = ProcessLock(), set[Any]()
 """Lock for the first use of a model, and the models that have been used. msgspec 0.22 keeps its description of a
 dataclass before that is complete, and a thread that finds it so ends the process. Source: msgspec, _core.c."""
-
-# No process is forked within such a use: its child would find the description as it was then.
-os.register_at_fork(before=_describing.acquire, after_in_parent=_describing.release, after_in_child=_describing.release)
 
 _warned: set[tuple[str, str, str]] = set()
 """Models, paths and names of unknown fields that this process has logged."""

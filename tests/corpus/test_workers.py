@@ -21,7 +21,9 @@ from binidx.corpus import token_parts
 from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
+from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.verify import verify_dataset
+from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.jobs.parts import Shard, Workers
 from binidx.storage.codecs.segments import SEGMENT_BYTES
@@ -217,6 +219,16 @@ def test_what_stands_at_the_target_stays(tmp_path: Path) -> None:
         convert_dataset(source, other, overwrite=True, workers=Workers(shard=Shard(0, 2)))
     convert_dataset(source, other, overwrite=True, workers=HERE)
     assert [*objects(other).values()] == [Path(f"{source}.{end}").read_bytes() for end in ("bin", "idx")]
+
+
+def test_a_pair_that_became_a_virtual_merge_of_the_same_size_is_another_version(tmp_path: Path) -> None:
+    other, source = build(tmp_path / "other", SEGMENT_BYTES, seed=1), build(tmp_path / "en", SEGMENT_BYTES)
+    opened = PinnedDataset.of(WholeDataset(Location.of(source))).opened
+    for end in ("bin", "idx"):
+        Path(f"{source}.{end}").unlink()
+    merge_virtually([other], source)
+    with pytest.raises(ObjectChangedError, match=r"en\.idx: changed since it was opened \(.*\); run it again"):
+        PinnedDataset(Location.of(source), opened).open()
 
 
 def test_a_source_that_changes_meanwhile_is_an_error_of_one_line(tmp_path: Path) -> None:

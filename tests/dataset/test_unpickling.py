@@ -77,5 +77,5 @@ def test_a_loader_reports_data_replaced_before_its_spawned_workers_start(tmp_pat
     loader = binidx.build_pretraining_data_loader(dataset, 0, 8, num_workers=1, multiprocessing_context="spawn")
     assert loader is not None
     write(tmp_path / "en", 3001)
-    with pytest.raises(ObjectChangedError, match=r"en.idx: .* another process pickled it .*; start again"):
+    with pytest.raises(ObjectChangedError, match=r"en.idx: .* since it was pickled .*; start again"):
         next(iter(loader))

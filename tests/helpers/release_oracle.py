@@ -94,9 +94,11 @@ class Release:
         return splits
 
     def close(self) -> None:
+        """End the process; a crash at its end is an error, too."""
         with self._process as process:
             assert process.stdin
             process.stdin.close()
+        assert process.returncode == 0, self._errors.read_text()[-4000:]
 
 
 def find_release(version: str) -> str:

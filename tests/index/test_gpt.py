@@ -20,6 +20,7 @@ from binidx.storage.location import Location
 
 SEQUENCE_LENGTH = 64
 LENGTHS = np.random.default_rng(0).integers(0, 30, 300_000).astype(np.int32)
+LENGTHS[::40] *= 10  # longer than a sample
 DOCUMENTS = range(1000, 290_000)
 """More than one window of documents, in which threads build."""
 

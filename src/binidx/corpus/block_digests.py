@@ -1,4 +1,4 @@
-"""Digests of the blocks of an object: what a copy recorded of each, and which of them an object has."""
+"""Blocks of a copy: their digests, which of them an object has, and what was counted and found wrong."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class ConvertOwner:
         """Remove the file, and the partial files of a local target."""
         delete_object(self.file)
         for suffix in object_suffixes():
-            discard_parts(self._target + f".{suffix}")
+            discard_parts(self._target + f".{suffix}", "", every=True)
 
     def _write(self) -> None:
         fields = {"binidx_convert": 3, **asdict(OwnerFields(self._name, self._objects))}

@@ -232,7 +232,7 @@ class SequencesInFiles(StoredTokens):
         """
         for end, was in vars(self).get("_opened", {}).items():
             way = "start again from the new data, or keep times when copying (cp -p, rsync -t)"
-            check_same(f"{self.location}{end and '.'}{end}", was, opened[end], "another process pickled it", way)
+            check_same(f"{self.location}{end and '.'}{end}", was, opened[end], "it was pickled", way)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in self._pickled}

@@ -98,7 +98,7 @@ class ReadAheadDataset:
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         self._dataset, self._sampler, self._num_batches, self._usage = dataset, copy.copy(sampler), num_batches, usage
-        self._in_groups, self._budget_bytes = is_pure(dataset) if in_groups is None else in_groups, budget_bytes
+        self._in_groups, self._budget_bytes = in_groups, budget_bytes
         self._queue: ReadAheadQueue | None = None
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class ReadAheadDataset:
             scope,
             Prediction(self._sampler, worker, num_workers),
             Window(self._num_batches, (FORWARD_BYTES if forward else self._budget_bytes) // num_workers),
-            in_groups=self._in_groups,
+            in_groups=is_pure(self._dataset) if self._in_groups is None else self._in_groups,
             filling=None if forward else open_filling(self._dataset, self._sampler),
         )
         background().add(self, ahead.stop)

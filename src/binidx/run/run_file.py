@@ -389,7 +389,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         storage_options: options of the stores of the run's data.
 
     Raises:
-        ConfigError: it is no JSON object, lacks a field, or has an invalid value, or an unknown field.
+        ConfigError: it is no JSON object, or a field is missing, invalid, or unknown and may change the samples.
     """
     values = RUN_FILE.parse(text, "")
     if isinstance(values, dict) and "fork" in values:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError, redacted
-from binidx.forks import cached_property
+from binidx.forks import ProcessLock, cached_property
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges, read_many
 
@@ -53,14 +53,16 @@ class LazyReader:
     def __init__(self, uri: str, size: int, open_reader: Callable[[], RangeReader]) -> None:
         self.uri, self.size, self._open_reader = uri, size, open_reader
         self.identity: Mapping[str, Any] = {}
+        self._opening = ProcessLock()
 
     @cached_property
     def _reader(self) -> RangeReader:
-        reader = self._open_reader()
-        if reader.size != self.size:
-            raise ObjectChangedError(
-                f"{self.uri}: changed while it was used (found {reader.size} bytes, had {self.size}); run it again"
-            )
+        with self._opening():
+            reader: RangeReader = vars(self).get("_reader") or self._open_reader()
+            if reader.size != self.size:
+                problem = f"changed while it was used (found {reader.size} bytes, had {self.size})"
+                raise ObjectChangedError(f"{self.uri}: {problem}; run it again")
+            vars(self)["_reader"] = reader
         return reader
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:

@@ -154,13 +154,19 @@ read ahead and not served, tokens served, seconds since the first batch, seconds
 "throttled_...": seconds in which requests waited for a rate that a store grants; in them, requests that the rate
 allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
 
-# One lock for all counters: a lock in each would have to be found at a fork.
+# One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
 _usage = dict.fromkeys(NAMES, 0.0)
 _total = ReadStats()
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+def _after_fork() -> None:
+    # Another thread may have held the lock when the parent forked; it does not exist in the child.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def total() -> ReadStats:

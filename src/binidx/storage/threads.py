@@ -38,6 +38,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeVar, cast
 
+from binidx.forks import ProcessLock
+
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 First = TypeVar("First")
@@ -246,7 +248,7 @@ def rare_collections() -> Iterator[None]:
     imported modules, again and again: 0.4 s of the 1.5 s of CPU of 1,000 prefixes.
     """
     global _rare, _usual
-    with _gc_lock:
+    with _gc_lock():
         _rare += 1
         if _rare == 1:
             _usual = gc.get_threshold()
@@ -255,7 +257,7 @@ def rare_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        with _gc_lock:
+        with _gc_lock():
             _rare -= 1
             if _rare == 0:
                 gc.set_threshold(*_usual)
@@ -264,10 +266,8 @@ def rare_collections() -> Iterator[None]:
 RARE = (50_000, 50, 1000)
 """Least thresholds of the generations of the collector within `rare_collections`."""
 
-_gc_lock, _rare, _usual = threading.Lock(), 0, gc.get_threshold()
+_gc_lock, _rare, _usual = ProcessLock(), 0, gc.get_threshold()
 """Lock, number of running blocks of `rare_collections`, and the thresholds outside."""
-
-os.register_at_fork(before=_gc_lock.acquire, after_in_parent=_gc_lock.release, after_in_child=_gc_lock.release)
 
 
 def io_loop() -> asyncio.AbstractEventLoop:

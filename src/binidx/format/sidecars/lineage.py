@@ -225,7 +225,7 @@ BATCH_ROWS = 1 << 16
 
 
 def read_lineage(dataset: DatasetFiles, documents: Range | None = None) -> Iterator[Any]:
-    """Yield the lineage of a dataset in tables of `SCHEMA`; raise FormatError unless it has a row for each document.
+    """Yield tables of `lineage_schema()`, of a dataset; raise FormatError unless it has a row for each document.
 
     Args:
         documents: numbers (start, stop) of the documents whose rows to yield; None: all.

@@ -69,8 +69,9 @@ class Baked:
         Raises:
             ObjectExistsError: the directory holds another run.
         """
-        file = directory / self.first_file
-        put_if_absent(file, self.kind.encode(self, "\n", indent=1))
+        file, data = directory / self.first_file, self.kind.encode(self, "\n", indent=1)
+        if put_if_absent(file, data):
+            return data
         data = read_document(self.kind, file)
         if self.kind.decode(data, file.uri) != self:
             problem = "of another run, of other steps of it, or of data that changed since"

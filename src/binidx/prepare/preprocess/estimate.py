@@ -331,8 +331,9 @@ def first_documents(job: Job, count: int) -> list[TokenizedText]:
     Raises:
         FormatError: a row before them is not a document, and `on_error` is `raise`.
     """
+    inputs = find_inputs(job.inputs, format=job.format, storage_options=job.source_options)
     engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
-    for unit in plan_units(find_inputs(job.inputs, format=job.format, storage_options=job.source_options))[:1]:
+    for unit in plan_units(inputs)[:1]:
         for batch, *_ in read_slice(
             unit, job.keys, filters=job.filters, batch_bytes=BATCH_BYTES, storage_options=job.source_options
         ):

@@ -313,7 +313,8 @@ class RemoteObject:
     @cached_property
     def stats(self) -> ObjectStats:
         """Counters of this reader in this process."""
-        return ObjectStats(self.location.store.prices())
+        made: ObjectStats = vars(self).setdefault("stats", ObjectStats(self.location.store.prices()))
+        return made  # of threads that make them at once, the first
 
     @property
     def mark(self) -> VersionMark | None:

@@ -227,7 +227,7 @@ def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
 
 
 def check_same(uri: object, was: Mapping[str, Any], now: Mapping[str, Any], since: str, remedy: str) -> None:
-    """Raise ObjectChangedError if an object has another identity now.
+    """Raise ObjectChangedError if an object has another identity now, or became a virtual merge, which has "parts".
 
     Args:
         uri: its name.
@@ -235,14 +235,15 @@ def check_same(uri: object, was: Mapping[str, Any], now: Mapping[str, Any], sinc
         since: when it had the first identity, for the message: "it was opened".
         remedy: what to do, for the message; empty: a caller adds it.
     """
-    if not same_identity(was, now):
+    if not same_identity(was, now) or ("parts" in was) != ("parts" in now):
         raise _changed(uri, was, now, since, remedy)
 
 
 def check_pair(prefix: object, was: Mapping[str, Any], now: Mapping[str, Any], since: str, remedy: str) -> None:
     """Do `check_same` for the `.idx` and the tokens of a prefix, whose identities are under "idx" and "bin"."""
     for end in ("idx", "bin"):
-        check_same(f"{prefix}.{end}", was[end], now[end], since, remedy)
+        file = f"{prefix}.idx" if end == "idx" else f"tokens of {prefix}"
+        check_same(f"{prefix}.parts.json" if "parts" in was[end] else file, was[end], now[end], since, remedy)
 
 
 def _changed(

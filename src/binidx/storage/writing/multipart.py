@@ -239,17 +239,17 @@ def takes_parts(location: Location, size: int) -> bool:
     return location.local_path is not None or (size > 0 and isinstance(location.store, MultipartStore))
 
 
-def discard_parts(location: Location, token: str | None = None) -> None:
+def discard_parts(location: Location, token: str, *, every: bool = False) -> None:
     """Remove the parts of an object that an earlier process wrote, if they still exist. Never raises.
 
     Args:
-        token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`. None: all local files
-            `NAME.TOKEN.partial` of killed writers.
+        token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`.
+        every: also those of all other local files `NAME.TOKEN.partial`; no process may be writing one.
     """
     with contextlib.suppress(Exception):
         if (path := location.local_path) is not None:
             folder, name = os.path.split(os.path.abspath(path))
-            wanted = "[0-9a-f]+" if token is None else re.sub("[^0-9a-f]", "", token)
+            wanted = "[0-9a-f]+" if every else re.sub("[^0-9a-f]", "", token)
             for left in filter(re.compile(rf"{re.escape(name)}\.{wanted}\.partial").fullmatch, os.listdir(folder)):
                 os.unlink(os.path.join(folder, left))
         elif token and isinstance(location.store, MultipartStore):
