@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from binidx.storage.requests.node_rates import NodeRates, node_rates
 from binidx.storage.requests.rate_limiter import RateLimiter, is_throttled
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.requests.scheduler import ReadRequests
+from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import report, usage, usage_since
+from binidx.storage.stores.driver_errors import HTTPStatusError
 
 DATA = bytes(range(256)) * 4096
 RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]
@@ -86,6 +90,21 @@ def test_retry_after_delays_only_the_refused_request(server: RatedServer) -> Non
     reader = open_it(server)
     read(reader)
     assert reader.stats.refused > 0
+
+
+@pytest.mark.parametrize(
+    ("is_limited", "answered_at", "seconds"),
+    [(True, 95.0, 0.0), (True, 60.0, 30.0), (False, 95.0, 30.0)],
+    ids=["it answers others", "it answers none", "nothing is limited"],
+)
+def test_a_limited_rate_decides_while_a_store_with_retry_after_answers_others(
+    is_limited: bool, answered_at: float, seconds: float
+) -> None:
+    read = ReadRequests(Location("memory://b/k"), lambda start, stop: None, [(0, 1)], ReadSettings())  # type: ignore[arg-type]
+    read.limiter = SimpleNamespace(is_limited=is_limited, answered_at=answered_at)  # type: ignore[assignment]
+    history = read.history(0, 100.0)
+    history.note(HTTPStatusError(503, "", {"retry-after": "30"}))
+    assert read.pause(history, 100.0) == seconds
 
 
 def test_a_store_that_grants_one_now_and_then_outlasts_deadline_and_patience(server: RatedServer) -> None:

@@ -28,21 +28,16 @@ from binidx.storage.stats import add_usage
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW = 16
-WIDEN_SECONDS = 0.1
-SHARED_COUNT = 16
-CHUNK_SECONDS = 0.01
-LONGEST_SLEEP = 0.25
+FIRST_WINDOW, WIDEN_SECONDS, SHARED_COUNT, CHUNK_SECONDS, LONGEST_SLEEP = 16, 0.1, 16, 0.01, 0.25
 """Longest time until a waiting process looks at the limit again, which others may have raised."""
 
-BUSY_SECONDS = 0.005
-"""Time until a second try while another process changes a rate."""
+BUSY_SECONDS, THROTTLED_SECONDS = 0.005, 1.0
+"""Time until a second try while another process changes a rate; and the time for which a process counts as throttled
+after a request of it had to wait."""
 
-THROTTLED_SECONDS = 1.0
-"""Time for which a process counts as throttled after a request of it had to wait."""
-
-LOG_AFTER_SECONDS, LOG_SECONDS = 2.0, 60.0
-"""Time of waiting after which a throttling store is logged, and the time between two lines."""
+LOG_AFTER_SECONDS, FADE_SECONDS, LOG_SECONDS = 1.5, 10.0, 60.0
+"""Time of waiting after which a throttling store is logged, the one in which it fades, and the time between two lines:
+a store for which requests wait two fifths of the time is logged within 5 s."""
 
 
 def is_throttled() -> bool:
@@ -98,7 +93,7 @@ class RateLimiter:
         self._served = self._refused = 0
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
-        self._waits_since, self._counted_at, self._logged_at = math.inf, math.inf, -math.inf
+        self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
         self.in_flight, self.is_limited, self.answered_at = 0, False, -math.inf
 
     def admits(self, read: WaitingRead, place: int) -> bool:
@@ -163,7 +158,7 @@ class RateLimiter:
             self._send_oldest()
         self._send_window()
         if not (self._line and self.is_limited):
-            self._waits_since = self._counted_at = math.inf
+            self._counted_at = math.inf
         elif self._timer is None:
             self._timer = self._loop.call_later(seconds, self._advance)
 
@@ -199,9 +194,9 @@ class RateLimiter:
         if not (rate.is_limited and self._line):
             return
         _throttled_until[os.getpid()] = now + THROTTLED_SECONDS
-        self._waits_since = min(self._waits_since, now)
         seconds = max(0.0, now - self._counted_at)
-        self._counted_at = now
+        self._waited = self._waited * math.exp(min(0.0, self._waited_at - now) / FADE_SECONDS) + seconds
+        self._waited_at = self._counted_at = now
         add_usage(
             {
                 "throttled_seconds": seconds,
@@ -210,13 +205,13 @@ class RateLimiter:
                 "throttled_alone": 0.0 if self._rates.is_shared else seconds,
             }
         )
-        if now - self._waits_since > LOG_AFTER_SECONDS and now - self._logged_at > LOG_SECONDS:
+        if self._waited > LOG_AFTER_SECONDS and now - self._logged_at > LOG_SECONDS:
             self._logged_at = now
             sharing = "the processes of this node send" if self._rates.is_shared else "this process alone sends"
             logger.warning(
-                "%s: throttled for %.1f s: serves %.0f requests/s, refuses %.1f %%; %s %.0f/s at most, and reads "
-                "ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: binidx plan "
-                "--tokens-per-second",
-                *(redacted(self._name), now - self._waits_since, rate.goodput, 100 * rate.refused_share),
+                "%s: throttled for %.1f of the last 10 s: serves %.0f requests/s, refuses %.1f %%; %s %.0f/s at most, "
+                "and reads ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: "
+                "binidx plan --tokens-per-second",
+                *(redacted(self._name), self._waited, rate.goodput, 100 * rate.refused_share),
                 *(sharing, rate.limit),
             )

@@ -167,7 +167,9 @@ class ReadRequests:
         if (left := began + patience - now) <= 0:
             return None
         warn_of_outage(self.store, error, began, patience)
-        seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
+        if now > self.limiter.answered_at + (demanded := retry_after(error)) or not self.limiter.is_limited:
+            seconds = max(seconds, demanded)  # it answers no others, which its rate would take care of
+        seconds = min(seconds, left)  # the last try is at the end of the patience
         self.resumes = max(self.resumes, now + seconds)
         return seconds
 
