@@ -28,12 +28,18 @@ from binidx.storage.stats import add_usage
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW, WIDEN_SECONDS, SHARED_COUNT, CHUNK_SECONDS, LONGEST_SLEEP = 16, 0.1, 16, 0.01, 0.25
+FIRST_WINDOW = 16
+WIDEN_SECONDS = 0.1
+SHARED_COUNT = 16
+CHUNK_SECONDS = 0.01
+LONGEST_SLEEP = 0.25
 """Longest time until a waiting process looks at the limit again, which others may have raised."""
 
-BUSY_SECONDS, THROTTLED_SECONDS = 0.005, 1.0
-"""Time until a second try while another process changes a rate; and the time for which a process counts as throttled
-after a request of it had to wait."""
+BUSY_SECONDS = 0.005
+"""Time until a second try while another process changes a rate."""
+
+THROTTLED_SECONDS = 1.0
+"""Time for which a process counts as throttled after a request of it had to wait."""
 
 LOG_AFTER_SECONDS, FADE_SECONDS, LOG_SECONDS = 1.5, 10.0, 60.0
 """Time of waiting after which a throttling store is logged, the one in which it fades, and the time between two lines:
