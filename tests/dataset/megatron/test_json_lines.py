@@ -80,7 +80,9 @@ def test_a_file_that_changes_is_noticed_by_workers(rows: list[Any], tmp_path: Pa
     os.utime(uri, ns=(was.st_atime_ns, was.st_mtime_ns))
     again = pickle.loads(pickled)
     for _ in range(2):
-        with pytest.raises(ObjectChangedError, match=r"a.jsonl: .* (in the process that pickled it|since it was pickled)"):
+        with pytest.raises(
+            ObjectChangedError, match=r"a.jsonl: .* (in the process that pickled it|since it was pickled)"
+        ):
             again[0]
 
 
