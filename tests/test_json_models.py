@@ -113,7 +113,7 @@ def test_all_kinds_that_are_written_are_written_by_json_file() -> None:
         for path, text in texts.items()
         for name in re.findall(r"\b([A-Z_]+_FILE)\.encode\(", text)
     }
-    described = re.findall(r"def kind\(self\).*?return (\w+)", "".join(texts.values()), re.S)
+    described = re.findall(r"def json_file\(self\).*?return (\w+)", "".join(texts.values()), re.S)
     assert found | {*described} == WRITTEN
 
 

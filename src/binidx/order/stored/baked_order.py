@@ -59,7 +59,7 @@ class Baked:
     last_file: ClassVar[str] = "complete.json"
 
     @property
-    def kind(self) -> JsonFile[Any]:
+    def json_file(self) -> JsonFile[Any]:
         """Kind of its files."""
         return BAKED_FILE
 
@@ -69,11 +69,11 @@ class Baked:
         Raises:
             ObjectExistsError: the directory holds another run.
         """
-        file, data = directory / self.first_file, self.kind.encode(self, "\n", indent=1)
+        file, data = directory / self.first_file, self.json_file.encode(self, "\n", indent=1)
         if put_if_absent(file, data):
             return data
-        data = read_document(self.kind, file)
-        if self.kind.decode(data, file.uri) != self:
+        data = read_document(self.json_file, file)
+        if self.json_file.decode(data, file.uri) != self:
             problem = "of another run, of other steps of it, or of data that changed since"
             raise ObjectExistsError(f"{file}: {problem}; write into another directory, or delete this one")
         return data

@@ -130,7 +130,7 @@ class ReadPlan(Baked):
     last_file = "readplan.json"
 
     @property
-    def kind(self) -> JsonFile[Any]:
+    def json_file(self) -> JsonFile[Any]:
         return PLAN_FILE
 
     def part_file(self, directory: Location, part: range) -> Location:

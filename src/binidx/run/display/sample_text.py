@@ -185,8 +185,8 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     check_traceable(dataset, "show")
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
-    order, number = OrderReads(dataset.order), range(len(dataset))[idx]
-    reads, tokens = order.trace(np.array([number])), order.read_text(np.array([number]))[0].tolist()
+    traced, number = OrderReads(dataset.order), range(len(dataset))[idx]
+    reads, tokens = traced.trace(np.array([number])), traced.read_text(np.array([number]))[0].tolist()
     source = dataset.order.sources[int(reads.source[0])]
     prefix = Location(source.prefix, dataset.config.storage_options)
     text, origins = TokenText.open(prefix, tokenizer), known_origins(prefix, reads.document.tolist())
