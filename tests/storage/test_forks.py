@@ -185,7 +185,7 @@ def test_children_that_are_forked_at_any_moment_of_first_reads_read(name: str, p
         assert len(here.samples[3]["tokens"]) == 64
 
     try:
-        for number in range(200):
+        for number in range(60):
             probe = here.distant.open(here.distant.put(f"probes{number}", PROBES))
             with reading(probe, pause=0.0), reading(here.probe, pause=0.0):
                 for _ in range(3):
