@@ -87,9 +87,7 @@ class Release:
         given, found = folder / "cases", folder / "found"
         given.write_bytes(pickle.dumps([*cases]))
         print(given, found, sep="\t", file=self._process.stdin, flush=True)
-        assert f"{found}\n" in self._process.stdout, self._errors.read_text()[
-            -4000:
-        ]  # reads until this line, or the end
+        assert f"{found}\n" in self._process.stdout, self._last_errors()  # reads until this line, or the end
         splits: list[list[Found | None]] = pickle.loads(found.read_bytes())
         return splits
 
@@ -98,7 +96,11 @@ class Release:
         with self._process as process:
             assert process.stdin
             process.stdin.close()
-        assert process.returncode == 0, self._errors.read_text()[-4000:]
+        assert process.returncode == 0, self._last_errors()
+
+    def _last_errors(self) -> str:
+        """Return the end of what the process wrote to stderr."""
+        return self._errors.read_text()[-4000:]
 
 
 def find_release(version: str) -> str:

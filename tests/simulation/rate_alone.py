@@ -34,7 +34,6 @@ class Node:
     name: str
     rate: RequestRate
     demand: float = math.inf
-    folders: Sequence[str] = ("",)
     in_flight: int = 0
     window: int = FIRST_WINDOW
     served: int = 0

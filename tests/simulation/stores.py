@@ -1,7 +1,7 @@
 """Simulated stores that refuse requests: by rate, in partitions that need not be folders, at random, or all for a time.
 
 store = Store(rate=220.0, random_share=0.2, partition_of=lambda folder: "")     # one limit over all folders
-store.answer("folder/7", now, draw)    # Answer(is_granted=False, retry_after=30.0)
+store.grants("folder/7", now, draw)                                             # False: refused
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Store:
     Args:
         rate, burst_seconds, doubling_seconds: of each partition: `servers.grants.Bucket`.
         random_share: refusals whatever the rate.
-        retry_after: seconds that a refusal demands; 0: none.
         round_trip: median seconds until a response, or a refusal, comes.
         partition_of: partition of a folder.
         faults: times in which it is different.
@@ -50,12 +49,10 @@ class Store:
     burst_seconds: float = 1.0
     doubling_seconds: float = math.inf
     random_share: float = 0.0
-    retry_after: float = 0.0
     round_trip: float = 0.03
     partition_of: Callable[[str], str] = lambda folder: ""
     faults: tuple[Fault, ...] = ()
     buckets: dict[str, Bucket] = field(default_factory=dict)
-    granted: int = 0
     refused: int = 0
 
     def bucket(self, folder: str) -> Bucket:
@@ -77,7 +74,6 @@ class Store:
         if self.faults:
             bucket.rate = self.rate if rate is None else rate
         granted = not is_out and bucket.grants(now) and not (share and draw.random() < share)
-        self.granted += granted
         self.refused += not granted
         return granted
 
