@@ -32,7 +32,8 @@ from binidx.tools import COMMANDS, GROUPS
 from binidx.tools._command import parser
 from binidx.tools._options import Names
 
-stdlib_decorators["binidx.forks.cached_property"] = stdlib_decorators["functools.cached_property"]
+for name in ("cached_property", "opened_once"):
+    stdlib_decorators[f"binidx.forks.{name}"] = stdlib_decorators["functools.cached_property"]
 FOLDER = "reference/commands"
 BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}
 """Folder of pages -> factor of its results in the search."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functools import cached_property as cached_property
+
+    opened_once = cached_property
 else:
 
     class cached_property:  # noqa: N801 named as the one of functools
@@ -35,6 +37,13 @@ else:
             if self.name not in values:
                 values[self.name] = self.compute(instance)
             return values[self.name]
+
+    class opened_once(cached_property):  # noqa: N801 as above
+        """`cached_property` that one thread of a process computes: the others wait for `_opening`, a `ProcessLock`."""
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            with nullcontext() if instance is None else instance._opening():
+                return super().__get__(instance, owner)
 
 
 class ProcessLock:

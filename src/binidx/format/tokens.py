@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -204,8 +204,7 @@ class SequencesInFiles(StoredTokens):
     @cached_property
     def bin_reader(self) -> RangeReader:
         """Reader of the tokens."""
-        reader: RangeReader = self._late("bin_reader")
-        return reader
+        return cast(RangeReader, self._late("bin_reader"))
 
     def _late(self, name: str) -> Any:
         """Open the files of an unpickled dataset unless another thread did; return the attribute `name`, now set."""

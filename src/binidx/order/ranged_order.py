@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from binidx.forks import ProcessLock, cached_property
+from binidx.forks import ProcessLock, opened_once
 from binidx.format.idx import CheckedIndex, get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import Tokens
@@ -87,12 +87,10 @@ class LazySource:
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySource, (self.name, self.prefix, self.open_order)
 
-    @cached_property
+    @opened_once
     def order(self) -> GPTOrder:
         """The opened order."""
-        with self._opening():
-            order: Any = vars(self)["order"] if "order" in vars(self) else self.open_order()
-            return cast(GPTOrder, vars(self).setdefault("order", order))
+        return cast(GPTOrder, self.open_order())
 
     @property
     def dataset(self) -> Tokens:

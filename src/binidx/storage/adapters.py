@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError, redacted
-from binidx.forks import ProcessLock, cached_property
+from binidx.forks import ProcessLock, opened_once
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges, read_many
 
@@ -55,14 +55,12 @@ class LazyReader:
         self.identity: Mapping[str, Any] = {}
         self._opening = ProcessLock()
 
-    @cached_property
+    @opened_once
     def _reader(self) -> RangeReader:
-        with self._opening():
-            reader: RangeReader = vars(self).get("_reader") or self._open_reader()
-            if reader.size != self.size:
-                problem = f"changed while it was used (found {reader.size} bytes, had {self.size})"
-                raise ObjectChangedError(f"{self.uri}: {problem}; run it again")
-            vars(self)["_reader"] = reader
+        reader = self._open_reader()
+        if reader.size != self.size:
+            problem = f"changed while it was used (found {reader.size} bytes, had {self.size})"
+            raise ObjectChangedError(f"{self.uri}: {problem}; run it again")
         return reader
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
