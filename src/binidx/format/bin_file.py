@@ -36,7 +36,7 @@ from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
 from binidx.storage.requests.remote_object import Found, find_object, list_page, object_exists
-from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.writing.publish import create_object, delete_object, discard_writes
 
 Report = Callable[[str, str], None]
 PADDING_BYTES = 4096
@@ -279,13 +279,3 @@ class BinWriter:
         for location in self.obsolete:
             delete_object(location)
         remove_superseded(self.location)
-
-
-def discard_writes(writes: contextlib.ExitStack) -> None:
-    """End the writes of a stack as after an exception, so that nothing is published; no effect on a closed stack."""
-    with contextlib.suppress(_Abandoned), writes:
-        raise _Abandoned
-
-
-class _Abandoned(Exception):
-    """Raised inside an unfinished write to remove it."""

@@ -214,12 +214,10 @@ class PairSource(DatasetFiles):
         """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
         return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
-    @property
+    @cached_property
     def plain(self) -> RangeReader:
-        """Reader of the plain bytes, opened once."""
-        if "_plain" not in vars(self):
-            self._plain = self.open_plain()
-        return self._plain
+        """Reader of the plain bytes."""
+        return self.open_plain()
 
     def token_digests(self) -> dict[str, str]:
         """Return digests of files that describe the tokens: that of the codec and "manifest", as far as there are any.

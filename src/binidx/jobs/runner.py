@@ -217,19 +217,14 @@ class _Pool:
             future.cancel()
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
+        registered = Registrations()
         try:
-            return self._submit(work, task)
+            return self._executor.submit(call_work, registered, work, task)
         except BrokenExecutor:
             if self._engine.owned:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = self._engine.open()
-            return self._submit(work, task)
-
-    def _submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
-        registrations = Registrations()
-        if registrations:
-            return self._executor.submit(call_registered, registrations, work, task)
-        return self._executor.submit(work, task)  # Ray shows tasks under the name of the function
+            return self._executor.submit(call_work, registered, work, task)
 
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
@@ -256,8 +251,8 @@ class _Pool:
             raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
 
 
-def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
-    """Return `work(task)` in a process that has unpickled the driver's registrations."""
+def call_work(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
+    """Return `work(task)` in a process that has unpickled the driver's registrations. Ray takes only functions."""
     return work(task)
 
 

@@ -25,7 +25,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from binidx.errors import ObjectChangedError, SlowCopyError, StorageError
+from binidx.errors import ObjectChangedError, SlowCopyError
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import RangeReader, VersionedReader, Writer
 from binidx.storage.location import Location
@@ -37,7 +37,7 @@ from binidx.storage.stores.registry import scheme_of, store_class
 from binidx.storage.threads import READS
 from binidx.storage.writing.compare import compare_object
 from binidx.storage.writing.multipart import PartUpload, takes_parts
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import create_object, discard_writes
 from binidx.storage.writing.staging import StagingFile
 
 
@@ -307,8 +307,8 @@ class _Streamed:
         self._open.close()
 
     def abandon(self) -> None:
-        with contextlib.suppress(Exception), self._open:
-            raise StorageError("abandoned")
+        with contextlib.suppress(Exception):
+            discard_writes(self._open)
 
     def _copy_in_kernel(self, piece: SourcePiece, advance: Callable[[int], object]) -> int:
         """Copy as much of a piece as the kernel can; return the byte at which the rest begins."""
