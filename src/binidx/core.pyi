@@ -91,13 +91,13 @@ from binidx.dataset.config import Split as Split
 from binidx.loader.samplers import DataloaderType as DataloaderType
 
 # Work in parts, on processes or machines, and files of JSON
-from binidx.jobs.parts import JobFolder as JobFolder
-from binidx.jobs.parts import JobStage as JobStage
+from binidx.jobs.job_folder import JobFolder as JobFolder
+from binidx.jobs.stages import JobStage as JobStage
 from binidx.jobs.parts import Shard as Shard
 from binidx.jobs.parts import Values as Values
 from binidx.jobs.parts import Workers as Workers
 from binidx.jobs.parts import make_parts as make_parts
-from binidx.jobs.parts import run_stages as run_stages
+from binidx.jobs.stages import run_stages as run_stages
 from binidx.jobs.runner import check_stop as check_stop
 from binidx.json_models import Count as Count
 from binidx.json_models import JsonFile as JsonFile

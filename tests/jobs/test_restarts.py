@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
-from binidx.jobs import parts as module
-from binidx.jobs.parts import JobFolder, JobStage, Shard, Workers, finish_once, make_parts, run_stages
+from binidx.jobs import stages as module
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Shard, Workers, make_parts
 from binidx.jobs.runner import ATTEMPTS
+from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.run.run_parts import RangePart
 from binidx.storage.location import Location
 from binidx.storage.writing.copy import SilentWatcher, Unit

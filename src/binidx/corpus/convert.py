@@ -46,7 +46,9 @@ from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, Whol
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import JobFolder, Workers, finish_once
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Workers
+from binidx.jobs.stages import finish_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader

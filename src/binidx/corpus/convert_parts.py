@@ -47,7 +47,8 @@ from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.forks import cached_property
-from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.json_models import json_digest
 from binidx.storage.adapters import InMemory

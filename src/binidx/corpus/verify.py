@@ -29,8 +29,9 @@ from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import VirtualSource
-from binidx.jobs.parts import Values, Workers, make_recorded_parts
+from binidx.jobs.parts import Values, Workers
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import make_recorded_parts
 from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location

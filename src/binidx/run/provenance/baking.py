@@ -45,8 +45,10 @@ from binidx.format.bin_file import BinWriter
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
-from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import JobStage, run_stages
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
