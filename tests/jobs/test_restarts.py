@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
-from binidx.jobs import stages as module
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Shard, Workers, make_parts
 from binidx.jobs.runner import ATTEMPTS
@@ -131,10 +130,7 @@ def test_a_record_of_another_version_names_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectChangedError("changed"), FormatError("bad")])
-def test_a_job_is_finished_by_one_call_and_again_only_if_a_part_changed(
-    error: BinidxError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "pause", lambda failures: 0.0)
+def test_a_job_is_finished_by_one_call_and_again_only_if_a_part_changed(error: BinidxError) -> None:
     calls: list[int] = []
 
     def finish(failures: int) -> None:

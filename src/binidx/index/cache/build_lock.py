@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from binidx.errors import BinidxError, PeerError, StorageError
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.lease import (
-    BEAT_SECONDS,
     BUILDING,
     DEAD_SECONDS,
     FAILED,
@@ -183,7 +182,7 @@ class BuildLock:
         watcher, passed, began = LeaseWatcher(lease), set[str](), time.monotonic()
         while True:
             record = watcher.poll()
-            if record is None or watcher.silent_seconds > 2 * BEAT_SECONDS:
+            if record is None or watcher.silent_seconds > 2 * lease.beat_seconds:
                 arrays = self.load()
                 if arrays is not None:
                     return arrays
