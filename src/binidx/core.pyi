@@ -31,8 +31,6 @@ from binidx.storage.threads import READS as READS
 from binidx.storage.threads import map_in_flight as map_in_flight
 from binidx.storage.writing.concatenate import SourcePiece as SourcePiece
 from binidx.storage.writing.concatenate import open_join as open_join
-from binidx.storage.writing.copy import ProgressWatcher as ProgressWatcher
-from binidx.storage.writing.copy import SilentWatcher as SilentWatcher
 from binidx.storage.writing.publish import create_object as create_object
 from binidx.storage.writing.publish import delete_object as delete_object
 from binidx.storage.writing.publish import put_if_absent as put_if_absent
@@ -98,6 +96,8 @@ from binidx.jobs.parts import Values as Values
 from binidx.jobs.parts import Workers as Workers
 from binidx.jobs.parts import make_parts as make_parts
 from binidx.jobs.stages import run_stages as run_stages
+from binidx.jobs.progress import ProgressWatcher as ProgressWatcher
+from binidx.jobs.progress import SilentWatcher as SilentWatcher
 from binidx.jobs.runner import check_stop as check_stop
 from binidx.json_models import Count as Count
 from binidx.json_models import JsonFile as JsonFile

@@ -11,11 +11,11 @@ import pytest
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Shard, Workers, make_parts
+from binidx.jobs.progress import SilentWatcher, Unit
 from binidx.jobs.runner import ATTEMPTS
 from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.run.run_parts import RangePart
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import SilentWatcher, Unit
 
 PARTS = [RangePart(name, range(size)) for name, size in (("a", 3), ("b", 4), ("c", 5))]
 

@@ -29,6 +29,7 @@ from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS
 from binidx.format.source import PairSource, open_source
 from binidx.format.virtual import PARTS, is_multimodal
+from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
@@ -39,7 +40,6 @@ from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
-from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object, write_object
 
 Options = Mapping[str, Any] | None

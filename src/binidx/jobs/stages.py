@@ -15,11 +15,11 @@ from typing import Any, Generic
 from binidx import errors
 from binidx.jobs.job_folder import JobFolder, PartResults
 from binidx.jobs.parts import PartType, Values, Workers, make_parts
+from binidx.jobs.progress import ProgressWatcher, Unit
 from binidx.jobs.runner import ATTEMPTS
 from binidx.storage.location import Location
 from binidx.storage.requests.retries import pause
 from binidx.storage.threads import REQUESTS
-from binidx.storage.writing.copy import ProgressWatcher, Unit
 from binidx.storage.writing.publish import delete_object
 
 

@@ -39,11 +39,11 @@ from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import Shard
+from binidx.jobs.progress import SilentWatcher
 from binidx.prepare.preprocess.job import choose_part_bytes, plan_parts
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
-from binidx.storage.writing.copy import SilentWatcher
 
 
 @pytest.mark.parametrize("append_eod", [True, False])

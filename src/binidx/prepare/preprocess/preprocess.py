@@ -22,6 +22,7 @@ from binidx.errors import ConfigError, FormatError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.parts import Shard, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.prepare.preprocess.finish import Records, finish
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, Part, plan_digest, plan_parts
@@ -32,7 +33,6 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 Manifests = dict[str, dict[str, Any]]
 """Key -> manifest of its dataset."""

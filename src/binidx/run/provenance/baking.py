@@ -47,6 +47,7 @@ from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import JobStage, run_stages
 from binidx.order.blended_order import list_members
@@ -60,7 +61,6 @@ from binidx.run.run_parts import PerProcess
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import put_if_absent, write_object
 
 ALGORITHM = 1
