@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,7 +39,7 @@ def number(n: int) -> list[Document]:
 @pytest.fixture(params=["s3", "gs"])
 def folder(request: pytest.FixtureRequest) -> str:
     store = request.getfixturevalue(request.param)
-    return store.fresh() if request.param == "s3" else f"{store}/bundled-{id(request)}"
+    return store.fresh() if request.param == "s3" else f"{store}/bundled-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
