@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from binidx.errors import ConfigError
-from binidx.format.pair import open_bin
+from binidx.format.bin_file import open_bin
 from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache

@@ -21,8 +21,9 @@ import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.forks import cached_property
-from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
+from binidx.format.bin_file import Report, check_bin_size, compares_sums, look_up_bin
 from binidx.format.idx import SequenceIndex, open_index
+from binidx.format.prefix_advice import did_you_mean
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part

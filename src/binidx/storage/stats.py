@@ -222,14 +222,8 @@ def report_line(used: Usage, run_tokens: float = 1e12) -> str:
         used: counters of `usage`.
         run_tokens: tokens of the run for which the cost of the requests is extrapolated.
     """
-    parts = [
-        served_part(used),
-        reads_part(used),
-        throttled_part(used),
-        filled_part(used),
-        *caches_parts(used),
-        cost_part(used, run_tokens),
-    ]
+    parts = [part(used) for part in (served_part, reads_part, throttled_part, filled_part)]
+    parts += [*caches_parts(used), cost_part(used, run_tokens)]
     return "; ".join(filter(None, parts)) or "nothing was read"
 
 
@@ -323,17 +317,9 @@ def sum_usage(used: Usage) -> dict[str, float]:
     caches = {f"{cache}_{count}": used[f"{cache} {count}"] for cache in CACHES for count in ("hits", "misses")}
     filled = {f"filled_{count}": used[f"filled {count}"] for count in ("extents", "bytes")}
     throttled = {name: used[name] for name in ("throttled_seconds", "throttled_allowed", "throttled_served")}
-    wanted = used["remote bytes_asked"] - used["layers added"]
-    return {
-        **loaders,
-        **stores,
-        "bytes_wanted": max(0.0, wanted),
-        "bytes_local": used["local bytes_asked"],
-        **caches,
-        **filled,
-        **throttled,
-        "dollars": used["dollars"],
-    }
+    wanted = max(0.0, used["remote bytes_asked"] - used["layers added"])
+    sizes = {"bytes_wanted": wanted, "bytes_local": used["local bytes_asked"]}
+    return {**loaders, **stores, **sizes, **caches, **filled, **throttled, "dollars": used["dollars"]}
 
 
 def rates(sums: Usage) -> dict[str, float]:

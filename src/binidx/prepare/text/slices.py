@@ -110,9 +110,8 @@ class Slice:
 
     def check_unmodified(self, location: Location) -> None:
         """Raise ObjectChangedError if a local file was modified during the read; reads of others are pinned."""
-        path = location.local_path
-        if path is not None and os.path.exists(path):
-            self.check_identity(file_identity(os.stat(path)))
+        if (status := location.stat()) is not None:
+            self.check_identity(file_identity(status))
 
 
 def file_identity(status: os.stat_result) -> dict[str, Any]:
