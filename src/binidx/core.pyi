@@ -40,7 +40,7 @@ from binidx.storage.writing.publish import write_object as write_object
 from binidx.format.bin_file import BinWriter as BinWriter
 from binidx.format.bin_file import as_prefix as as_prefix
 from binidx.format.idx import DType as DType
-from binidx.format.idx_blocks import IndexColumns as IndexColumns
+from binidx.format.index_columns import IndexColumns as IndexColumns
 from binidx.format.document_blocks import batch_by_size as batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
 from binidx.format.indexed_dataset import as_pair as as_pair

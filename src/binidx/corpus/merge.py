@@ -29,7 +29,7 @@ from binidx.corpus.lineage.lineage_transfer import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
 from binidx.format.virtual import PARTS, format_parts

@@ -26,13 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import CancelledReadError, ConfigError, FormatError, ObjectNotFoundError, StorageError
+from binidx.errors import CancelledReadError, ConfigError, FormatError, ObjectNotFoundError, StorageError, warn_once
 from binidx.format.idx import RESTORE
-from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.index_columns import SpooledColumn
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
 from binidx.format.virtual import PARTS
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
 from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.location import Location

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectNotFoundError, warn_once
 from binidx.forks import cached_property
 from binidx.format.bin_file import Report, check_bin_size, compares_sums, look_up_bin
 from binidx.format.idx import SequenceIndex, open_index
@@ -28,7 +28,6 @@ from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location

@@ -328,15 +328,11 @@ def rates(sums: Usage) -> dict[str, float]:
     def ratio(part: float, whole: float) -> float:
         return part / whole if whole else 0.0
 
-    hits = {
-        f"{cache}_hit_rate": ratio(sums[f"{cache}_hits"], sums[f"{cache}_hits"] + sums[f"{cache}_misses"])
-        for cache in CACHES
-    }
+    found = {cache: sums[f"{cache}_hits"] for cache in CACHES}
+    hits = {f"{cache}_hit_rate": ratio(count, count + sums[f"{cache}_misses"]) for cache, count in found.items()}
     speed = ratio(sums["tokens"], sums["seconds"])
-    throttled = {
-        "request_limit": ratio(sums["throttled_allowed"], sums["throttled_seconds"]),
-        "goodput": ratio(sums["throttled_served"], sums["throttled_seconds"]),
-    }
+    limit, goodput = (ratio(sums[f"throttled_{name}"], sums["throttled_seconds"]) for name in ("allowed", "served"))
+    throttled = {"request_limit": limit, "goodput": goodput}
     return {"tokens_per_second": speed, "wait_share": ratio(sums["wait_seconds"], sums["seconds"]), **hits, **throttled}
 
 

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from binidx.errors import BinidxError, PeerError, StorageError
+from binidx.errors import BinidxError, PeerError, StorageError, warn_once
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.lease import (
     BUILDING,
@@ -40,7 +40,6 @@ from binidx.index.cache.lease import (
     LeaseWatcher,
 )
 from binidx.storage.cache.block_files import lock_path
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.location import Location
 

@@ -42,7 +42,7 @@ from binidx.dataset.stored.baked import check_bakeable
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
 from binidx.jobs.job_folder import JobFolder

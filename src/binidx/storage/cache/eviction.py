@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from binidx.errors import warn_once
 from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
 
 logger = logging.getLogger(__name__)
@@ -293,13 +294,3 @@ class Reservation:
     """
 
     left: int
-
-
-def warn_once(subject: str, message: str) -> None:
-    """Log a warning, unless this process has already logged one for the subject."""
-    mark = object()
-    if _warned.setdefault(subject, mark) is mark:  # one step, as files are opened by many threads
-        logger.warning("%s: %s", subject, message)
-
-
-_warned: dict[str, object] = {}

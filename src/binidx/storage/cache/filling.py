@@ -34,10 +34,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import CancelledReadError
+from binidx.errors import CancelledReadError, warn_once
 from binidx.storage.cache.block_files import block_path
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.eviction import CacheQuota
 from binidx.storage.cache.fill_progress import FILL_PROBES, YIELD_SECONDS, FillProgress
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import acquire_node_lock
