@@ -23,7 +23,8 @@ from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.cache import block_files
-from binidx.storage.stats import report_line, usage, usage_since
+from binidx.storage.stats import usage, usage_since
+from binidx.storage.usage_report import report_line
 
 
 @pytest.fixture(scope="module")

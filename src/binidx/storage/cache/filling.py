@@ -44,8 +44,9 @@ from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope, cancellable
-from binidx.storage.stats import add_usage, bytes_text
+from binidx.storage.stats import add_usage
 from binidx.storage.threads import available_cores
+from binidx.storage.usage_report import bytes_text
 
 logger = logging.getLogger("binidx")
 
