@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,35 @@ def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BINIDX_INDEX_DIR", str(tmp_path_factory.mktemp("index-dir")))
         yield
+
+
+@dataclass
+class IndexBuilds:
+    """Builds of GPT indices in this process: the options of each, and a context for each."""
+
+    options: list[dict[str, Any]] = field(default_factory=list)
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@pytest.fixture
+def index_builds(monkeypatch: pytest.MonkeyPatch) -> IndexBuilds:
+    from binidx.order import gpt_order
+
+    builds, build = IndexBuilds(), gpt_order.build_gpt_index
+
+    def build_and_note(*arguments: Any, **options: Any) -> None:
+        builds.options.append(options)
+        with builds.around():
+            build(*arguments, **options)
+
+    monkeypatch.setattr(gpt_order, "build_gpt_index", build_and_note)
+    return builds
+
+
+@pytest.fixture
+def local_workers_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine `local` of commands works in threads of this process: a process takes seconds to begin."""
+    monkeypatch.setattr("binidx.jobs.engines.LocalExecutor", ThreadPoolExecutor)
 
 
 @pytest.fixture(autouse=True)

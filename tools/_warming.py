@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from binidx.errors import ConfigError
-from binidx.format.pair import open_bin
+from binidx.format.bin_file import open_bin
 from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
@@ -96,22 +96,21 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     return jobs
 
 
-SAMPLES_AT_ONCE = 4096
-"""Number of samples whose spans are in memory together: 1 MB."""
-
-
-def sample_ranges(dataset: LocatedSamples, idxs: Sequence[int]) -> list[tuple[RangeReader, list[Range]]]:
+def sample_ranges(
+    dataset: LocatedSamples, idxs: Sequence[int], at_once: int = 4096
+) -> list[tuple[RangeReader, list[Range]]]:
     """Return the byte ranges of the tokens of samples.
 
     Args:
         idxs: numbers of the samples, in any order.
+        at_once: number of samples whose spans are in memory together, by default in 1 MB.
 
     Returns:
         For each reader with some of the samples its ranges, sorted and disjoint; once if a blend names it twice.
     """
     ranges: dict[str, tuple[RangeReader, list[Range]]] = {}
-    for first in range(0, len(idxs), SAMPLES_AT_ONCE):
-        for reader, own, _ in dataset.locate_bytes(np.asarray(idxs[first : first + SAMPLES_AT_ONCE], np.int64)):
+    for first in range(0, len(idxs), at_once):
+        for reader, own, _ in dataset.locate_bytes(np.asarray(idxs[first : first + at_once], np.int64)):
             ranges.setdefault(reader.uri, (reader, []))[1].extend(join_ranges(own.tolist()))
     return [(reader, join_ranges(parts)) for reader, parts in ranges.values() if parts]
 

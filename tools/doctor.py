@@ -141,7 +141,8 @@ def find(uri: str, storage_options: Mapping[str, Any] | None) -> str:
         ObjectNotFoundError: nothing is there.
         StorageError: the store refuses, or cannot be reached.
     """
-    from binidx.format.bin_file import as_prefix, did_you_mean
+    from binidx.format.bin_file import as_prefix
+    from binidx.format.prefix_advice import did_you_mean
     from binidx.format.virtual import PARTS
     from binidx.storage.location import Location
     from binidx.storage.requests.remote_object import head, list_page

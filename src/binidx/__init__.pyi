@@ -42,8 +42,8 @@ from binidx.run.provenance.run_order import RunOrder as RunOrder
 from binidx.run.run_file import Run as Run
 from binidx.storage.open import open_object as open_object
 from binidx.storage.open import register_codec as register_codec
-from binidx.storage.stats import report as report
 from binidx.storage.stores.registry import register_store as register_store
+from binidx.storage.usage_report import report as report
 from binidx.tokenizers.describe import describe_tokenizer as describe_tokenizer
 
 __version__: str

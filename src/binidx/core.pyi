@@ -31,8 +31,6 @@ from binidx.storage.threads import READS as READS
 from binidx.storage.threads import map_in_flight as map_in_flight
 from binidx.storage.writing.concatenate import SourcePiece as SourcePiece
 from binidx.storage.writing.concatenate import open_join as open_join
-from binidx.storage.writing.copy import ProgressWatcher as ProgressWatcher
-from binidx.storage.writing.copy import SilentWatcher as SilentWatcher
 from binidx.storage.writing.publish import create_object as create_object
 from binidx.storage.writing.publish import delete_object as delete_object
 from binidx.storage.writing.publish import put_if_absent as put_if_absent
@@ -42,7 +40,7 @@ from binidx.storage.writing.publish import write_object as write_object
 from binidx.format.bin_file import BinWriter as BinWriter
 from binidx.format.bin_file import as_prefix as as_prefix
 from binidx.format.idx import DType as DType
-from binidx.format.idx_blocks import IndexColumns as IndexColumns
+from binidx.format.index_columns import IndexColumns as IndexColumns
 from binidx.format.document_blocks import batch_by_size as batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
 from binidx.format.indexed_dataset import as_pair as as_pair
@@ -91,13 +89,15 @@ from binidx.dataset.config import Split as Split
 from binidx.loader.samplers import DataloaderType as DataloaderType
 
 # Work in parts, on processes or machines, and files of JSON
-from binidx.jobs.parts import JobFolder as JobFolder
-from binidx.jobs.parts import JobStage as JobStage
+from binidx.jobs.job_folder import JobFolder as JobFolder
+from binidx.jobs.stages import JobStage as JobStage
 from binidx.jobs.parts import Shard as Shard
 from binidx.jobs.parts import Values as Values
 from binidx.jobs.parts import Workers as Workers
 from binidx.jobs.parts import make_parts as make_parts
-from binidx.jobs.parts import run_stages as run_stages
+from binidx.jobs.stages import run_stages as run_stages
+from binidx.jobs.progress import ProgressWatcher as ProgressWatcher
+from binidx.jobs.progress import SilentWatcher as SilentWatcher
 from binidx.jobs.runner import check_stop as check_stop
 from binidx.json_models import Count as Count
 from binidx.json_models import JsonFile as JsonFile

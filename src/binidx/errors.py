@@ -1,4 +1,4 @@
-"""The library's exceptions, and the removal of secrets from their messages.
+"""The library's exceptions and warnings, and the removal of secrets from messages.
 
     BinidxError
     ├── ConfigError        ValueError         options contradict each other or the data
@@ -26,6 +26,8 @@ drivers included, and has at most 10,000 characters, as the names and values tha
     https://user:password@host/en.jsonl                       https://host/en.jsonl
     https://bucket.host/en.jsonl?X-Amz-Signature=...&part=2   https://bucket.host/en.jsonl?part=2
 
+A warning is logged once for its subject in a process: `warn_once`.
+
 Tracebacks end at the public function that the user called, as its message says the rest; `BINIDX_TRACEBACK=full` keeps
 the frames below it.
 """
@@ -33,6 +35,7 @@ the frames below it.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import traceback
@@ -217,3 +220,14 @@ def trims_traceback(function: Callable[Arguments, Result]) -> Callable[Arguments
             raise
 
     return call
+
+
+def warn_once(subject: str, message: str) -> None:
+    """Log a warning, unless this process has already logged one for the subject."""
+    mark = object()
+    if _warned.setdefault(subject, mark) is mark:  # one step, as files are opened by many threads
+        logging.getLogger("binidx").warning("%s: %s", subject, message)
+
+
+_warned: dict[str, object] = {}
+"""Subjects of which this process has logged a warning."""

@@ -51,7 +51,7 @@ SAMPLE = {
     r"posix\.stat|_check_unchanged": "stat: did the file change?",
     r"torch_bridge|collate|torch\.": "collate: tensors over the rows",
     r"/native/|_cffi_backend|frombuffer": "memory of a batch, arguments of the call",
-    r"storage/stats": "statistics",
+    r"storage/stats|storage/usage_report": "statistics",
     r"": "Python between them",
 }
 BATCHES = {

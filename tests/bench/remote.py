@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from binidx.storage.stats import sum_usage, usage
+from binidx.storage.stats import usage
+from binidx.storage.usage_report import sum_usage
 from tests.bench.table import seconds
 
 

@@ -200,7 +200,7 @@ WHILE_UPLOADING = """
 import os, signal, sys
 from helpers.conversion import unfinished_uploads
 from binidx.corpus.merge import merge_datasets
-from binidx.storage.writing.copy import SilentWatcher
+from binidx.jobs.progress import SilentWatcher
 *sources, target, act = sys.argv[1:]
 def ids():
     return {each["UploadId"] for each in unfinished_uploads(target)}

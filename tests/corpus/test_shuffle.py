@@ -158,7 +158,7 @@ def test_a_source_replaced_meanwhile_is_noticed_and_leaves_nothing(s3: Bucket, t
 DYING = """
 import os, signal, sys
 from binidx.corpus.shuffle import shuffle_datasets
-from binidx.storage.writing.copy import SilentWatcher
+from binidx.jobs.progress import SilentWatcher
 class Dying(SilentWatcher):
     def begin(self, what, *counts): self.what = what
     def advance(self, count):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,33 +148,28 @@ def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
 @pytest.mark.parametrize("cache", [None, "memory://threads/limit"])
 @pytest.mark.parametrize(("threads", "share"), [(1, 1), (2, 1), (9, 2)])
 def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
-    prefixes: list[str], cache: str | None, threads: int, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefixes: list[str], cache: str | None, threads: int, share: int, tmp_path: Path, index_builds: Any
 ) -> None:
-    free, shares = threading.Semaphore(threads), set()
-    build = gpt_order.build_gpt_index
+    free = threading.Semaphore(threads)
 
-    def counted(*arguments: Any, **options: Any) -> None:
+    @contextlib.contextmanager
+    def counted() -> Iterator[None]:
         assert free.acquire(blocking=False)
-        shares.add(options["threads"])
-        build(*arguments, **options)
+        yield
         free.release()
 
-    monkeypatch.setattr(gpt_order, "build_gpt_index", counted)
+    index_builds.around = counted
     ours(
         [300, 30, 0], blend=(prefixes, [1.0, 2.0, 3.0, 4.0]), split="9,1,0",
         num_dataset_builder_threads=threads, path_to_cache=f"{cache or tmp_path}/{threads}", cache_small_indices=True,
     )  # fmt: skip
-    assert shares == {share}
+    assert {options["threads"] for options in index_builds.options} == {share}
 
 
-def test_small_indices_are_built_at_their_first_use(prefixes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_indices_are_built_at_their_first_use(prefixes: list[str], index_builds: Any) -> None:
     config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "9,1,0"}
     built = ours([300, 30, 0], **config)[0]
-    sizes, builds = [*map(len, built.datasets)], list[int]()
-    build = gpt_order.build_gpt_index
-    monkeypatch.setattr(
-        gpt_order, "build_gpt_index", lambda *args, **options: (builds.append(1), build(*args, **options))
-    )
+    sizes, builds = [*map(len, built.datasets)], index_builds.options
     one, other = built.datasets[:2]
     assert builds == []
     given = one.shuffle_index[::-1].copy()

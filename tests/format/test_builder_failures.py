@@ -21,7 +21,7 @@ from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import FormatError, ShortReadError, StorageError
 from binidx.format import indexed_dataset_builder as builder_module
-from binidx.format.idx_blocks import MEMORY_BYTES
+from binidx.format.index_columns import MEMORY_BYTES
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.writing import staging

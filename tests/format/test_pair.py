@@ -18,7 +18,7 @@ from helpers.random_datasets import Document, build_ours
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format import pair
+from binidx.format import bin_file, pair
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.location import Location
@@ -56,7 +56,7 @@ def when_opened(monkeypatch) -> Callable[..., None]:
     """
 
     def arrange(end: str, acts: list[Callable[[], object]]) -> None:
-        open_idx, open_tokens, is_its_turn = pair.open_object, pair.open_stored, threading.Event()
+        open_idx, open_tokens, is_its_turn = pair.open_object, bin_file.open_stored, threading.Event()
 
         def act(location: Location) -> None:
             if location.uri.endswith(end) and acts:
@@ -76,7 +76,7 @@ def when_opened(monkeypatch) -> Callable[..., None]:
             return open_tokens(location, **options)
 
         monkeypatch.setattr(pair, "open_object", meddled_idx)
-        monkeypatch.setattr(pair, "open_stored", meddled_tokens)
+        monkeypatch.setattr(bin_file, "open_stored", meddled_tokens)
 
     return arrange
 

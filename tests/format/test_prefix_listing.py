@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import uuid
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -47,7 +48,7 @@ def read_all(prefix: str, found: dict[str, ListedPair]) -> list[int]:
 def prefixes(request: pytest.FixtureRequest) -> list[str]:
     """MANY prefixes of one folder, the n-th with dataset n."""
     store = request.getfixturevalue(request.param)
-    folder = store.fresh() if request.param == "s3" else f"{store}/listed-{id(request)}"
+    folder = store.fresh() if request.param == "s3" else f"{store}/listed-{uuid.uuid4().hex}"
     return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +15,10 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import FormatError
-from binidx.format import prefix_listing as bundling
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import (
+    BUNDLE_BYTES,
+    LARGEST_BYTES,
     MIN_LISTED_PREFIXES,
     IdxBundle,
     format_bundle,
@@ -37,7 +39,7 @@ def number(n: int) -> list[Document]:
 @pytest.fixture(params=["s3", "gs"])
 def folder(request: pytest.FixtureRequest) -> str:
     store = request.getfixturevalue(request.param)
-    return store.fresh() if request.param == "s3" else f"{store}/bundled-{id(request)}"
+    return store.fresh() if request.param == "s3" else f"{store}/bundled-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
@@ -211,10 +213,9 @@ def test_what_is_no_bundle_is_an_error(data: bytes) -> None:
         parse_bundle(memoryview(data), "x")
 
 
-def test_a_bundle_takes_the_smallest_that_are_proved_and_no_more_than_it_may(monkeypatch) -> None:
-    monkeypatch.setattr(bundling, "LARGEST_BYTES", 50)
-    monkeypatch.setattr(bundling, "BUNDLE_BYTES", 100)
-    marks = {prefix: identity for prefix, (identity, _) in files([40, 51, 30, 20, 45]).items()}
-    assert select_bundled(marks) == ["s3://b/p0", "s3://b/p2", "s3://b/p3"]
+def test_a_bundle_takes_the_smallest_that_are_proved_and_no_more_than_it_may() -> None:
+    sizes = [LARGEST_BYTES + 1, *[LARGEST_BYTES] * (BUNDLE_BYTES // LARGEST_BYTES), 30, 20]
+    marks = {f"s3://b/p{number:02}": {"size": size, "etag": "x"} for number, size in enumerate(sizes)}
+    assert select_bundled(marks) == [name for name in marks if name not in ("s3://b/p00", "s3://b/p64")]
     weak = {"a": {"size": 1, "etag": 'W/"1"'}, "b": {"size": 1, "mtime": 5.0}, "c": {"size": 1, "generation": "7"}}
     assert select_bundled(weak) == ["c"]

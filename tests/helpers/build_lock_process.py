@@ -7,7 +7,7 @@ its request, and the time by the clock of the machine. JSON may hold
     until      a file: the build ends when it appears
     fail       a text: the build raises it
     away       seconds after which a check raises, as after the failure of another rank
-    dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
+    dead, beat seconds, instead of DEAD_SECONDS and `Lease.beat_seconds`
     start      a file: request the index when it appears, so that all do at once
     waits      a file: gets a line with the pid once this process waits for another one, which it has seen at work
 """
@@ -72,7 +72,7 @@ def main(cache: str, log: str, how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     for module in (lease, build_lock):
         module.DEAD_SECONDS = how.get("dead", lease.DEAD_SECONDS)
-        module.BEAT_SECONDS = how.get("beat", lease.BEAT_SECONDS)
+    lease.Lease.beat_seconds = how.get("beat", lease.Lease.beat_seconds)
     print("ready", flush=True)
     while "start" in how and not Path(str(how["start"])).exists():
         time.sleep(0.005)

@@ -23,7 +23,8 @@ from binidx.loader.losses import LossRecorder
 from binidx.loader.readahead import BatchGroup, ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.storage.cache.filling import CacheFilling
-from binidx.storage.stats import add_usage, log_report, usage
+from binidx.storage.stats import add_usage, usage
+from binidx.storage.usage_report import log_report
 
 HANG_SECONDS = 20
 TRACED = (

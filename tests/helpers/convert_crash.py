@@ -15,11 +15,11 @@ import sys
 from binidx.corpus import token_parts
 from binidx.corpus.block_digests import same_content
 from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.format.bin_file import open_bin
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import open_bin
+from binidx.jobs.progress import SilentWatcher
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
-from binidx.storage.writing.copy import SilentWatcher
 
 
 class Dying:

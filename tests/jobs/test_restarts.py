@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectExistsError
-from binidx.jobs import parts as module
-from binidx.jobs.parts import JobFolder, JobStage, Shard, Workers, finish_once, make_parts, run_stages
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Shard, Workers, make_parts
+from binidx.jobs.progress import SilentWatcher, Unit
 from binidx.jobs.runner import ATTEMPTS
+from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.run.run_parts import RangePart
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import SilentWatcher, Unit
 
 PARTS = [RangePart(name, range(size)) for name, size in (("a", 3), ("b", 4), ("c", 5))]
 
@@ -129,10 +130,7 @@ def test_a_record_of_another_version_names_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectChangedError("changed"), FormatError("bad")])
-def test_a_job_is_finished_by_one_call_and_again_only_if_a_part_changed(
-    error: BinidxError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "pause", lambda failures: 0.0)
+def test_a_job_is_finished_by_one_call_and_again_only_if_a_part_changed(error: BinidxError) -> None:
     calls: list[int] = []
 
     def finish(failures: int) -> None:

@@ -8,21 +8,19 @@ import os
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from binidx.errors import FormatError, StorageError, UnreachableError, WorkerError
-from binidx.jobs import runner as module
-from binidx.jobs.runner import ATTEMPTS, JobEngine, TaskFailure, run_tasks
+from binidx.jobs import runner
+from binidx.jobs.runner import ATTEMPTS, TaskFailure, run_tasks
+
+JobEngine = partial(runner.JobEngine, pause=lambda failures: 0.001 * failures)
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "pause", lambda failures: 0.001 * failures)
-
-
-def threads(count: int) -> JobEngine:
+def threads(count: int) -> runner.JobEngine:
     return JobEngine(lambda: ThreadPoolExecutor(count), lambda executor: count)
 
 

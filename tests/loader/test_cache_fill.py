@@ -16,7 +16,6 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.corpus.convert import convert_dataset
-from binidx.loader import cache_fill
 from binidx.loader.cache_fill import ExtentPlaces, count_uses, open_filling, ranks_of_node, steps_ahead
 from binidx.loader.samplers import build_sampler
 from binidx.run.global_order import GlobalOrder
@@ -24,7 +23,8 @@ from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.cache import block_files
-from binidx.storage.stats import report_line, usage, usage_since
+from binidx.storage.stats import usage, usage_since
+from binidx.storage.usage_report import report_line
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +103,7 @@ def test_a_cache_in_memory_is_filled_by_one_worker_for_all(
     assert [*(tmp_path / f"binidx-{os.getuid()}" / "cache" / "objects").iterdir()] != []
 
 
-def test_uses_are_those_of_all_samples_of_the_node(
-    prefixes: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uses_are_those_of_all_samples_of_the_node(prefixes: tuple[str, str], tmp_path: Path) -> None:
     dataset = loader_of(prefixes[1], tmp_path / "remote", cache_dir=str(tmp_path / "cache")).dataset
     sampler = build_sampler("single", dataset, 64, 4, 5, 8)
     places, steps = ExtentPlaces(dataset.token_readers()), steps_ahead(sampler)
@@ -118,8 +116,8 @@ def test_uses_are_those_of_all_samples_of_the_node(
             first = dict.fromkeys(touched.tolist(), step - 2) | first
     assert read.used.tolist() == used.tolist()
     assert read.first.tolist() == [first[number] for number in range(3)]
-    monkeypatch.setattr(cache_fill, "SAMPLES_AT_ONCE", 16)
-    assert count_uses(dataset, sampler, steps, range(4, 8), places).used == pytest.approx(read.used, rel=0.2)
+    in_pieces = count_uses(dataset, sampler, steps, range(4, 8), places, samples_at_once=16)
+    assert in_pieces.used == pytest.approx(read.used, rel=0.2)
 
 
 def test_an_endless_sampler_reads_the_rest_of_its_epoch_and_then_the_others() -> None:

@@ -14,7 +14,7 @@ from conftest import Bucket
 
 import binidx
 from binidx.errors import MissingDriverError
-from binidx.storage import stats
+from binidx.storage import stats, usage_report
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -77,7 +77,7 @@ def test_samples_read_ahead_are_no_overhead_of_a_report() -> None:
         "remote requests": 10, "remote bytes_asked": 1e6, "remote bytes_moved": 1e6,
         "layers added": 9e5, "caches added": 9e5,
     }  # fmt: skip
-    line = stats.report_line(used, run_tokens=4 * 8 * 4096)
+    line = usage_report.report_line(used, run_tokens=4 * 8 * 4096)
     assert "32,768 tokens in 1.00 s, waited 0.00 s (0.0%), 24 samples read ahead; " in line
     assert "10 requests moved 1 MB for 100 kB wanted and 900 kB more cached (1.00x); " in line
     assert line.endswith("requests $0.4 at list price, $0.40 for 1.31e+05 tokens")  # of the tokens that were read

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.preprocess_jobs import tokenizer_path
+from helpers.search_pieces import cut_small
 from helpers.trained_tokenizers import any_code_point
 from tokenizers import Tokenizer
 
 from binidx import describe_tokenizer
-from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.native import token_search
 from binidx.search.document_search import search_documents
 from binidx.tokenizers.token_bytes import token_table
 
@@ -91,12 +90,7 @@ def check_search(folder: Path, num_texts: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_documents_are_those_in_which_python_finds_the_text(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(token_search, "TEXT_BYTES", [1, 300, 128 << 10][seed])
-    if seed == 1:  # many parts, and documents read in many pieces
-        for name in ("LEAST_BYTES", "SEGMENT_BYTES"):
-            monkeypatch.setattr(token_parts, name, 1 << 14)
-        monkeypatch.setattr("binidx.storage.open.MAX_REQUEST", 64)
-        monkeypatch.setattr("binidx.storage.open.ROUND_BYTES", 192)
+    cut_small(monkeypatch, [1, 300, 128 << 10][seed], parts=seed == 1)
     check_search(tmp_path, 1500, seed)
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.search_pieces import cut_small
 from helpers.trained_tokenizers import any_code_point
 
-from binidx.corpus import token_parts
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.native import token_search
 from binidx.native.token_search import TokenTable
 from binidx.search.document_search import search_documents
 from binidx.search.normalize import normalize_bytes, normalize_query
@@ -89,12 +88,7 @@ def check_normalized_search(folder: Path, num_texts: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_normal_forms_are_found_where_python_finds_them(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(token_search, "TEXT_BYTES", [1, 300, 128 << 10, 1][seed])
-    if seed % 2:  # many parts, and documents read in many pieces
-        for name in ("LEAST_BYTES", "SEGMENT_BYTES"):
-            monkeypatch.setattr(token_parts, name, 1 << 14)
-        monkeypatch.setattr("binidx.storage.open.MAX_REQUEST", 64)
-        monkeypatch.setattr("binidx.storage.open.ROUND_BYTES", 192)
+    cut_small(monkeypatch, [1, 300, 128 << 10, 1][seed], parts=bool(seed % 2))
     check_normalized_search(tmp_path, 600, seed)
 
 

@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 import binidx
-from binidx.storage import stats
+from binidx.storage import stats, usage_report
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
@@ -28,7 +28,7 @@ def used(**counts: float) -> dict[str, float]:
 
 
 def test_a_line_names_all_that_happened() -> None:
-    line = stats.report_line(used(
+    line = usage_report.report_line(used(
         samples=200, tokens=819_200, seconds=4.1, wait_seconds=0.0205,
         remote__requests=1412, remote__bytes_asked=1.8e6, remote__bytes_moved=1.96e6, remote__retries=2,
         remote__hedges=1, layers__added=0.16e6, memory__hits=12, memory__misses=88, dollars=1412 * 0.0004 / 1_000,
@@ -41,10 +41,10 @@ def test_a_line_names_all_that_happened() -> None:
 
 def test_a_line_says_how_long_a_store_throttled_and_at_which_rates() -> None:
     throttled = {"throttled_seconds": 10.0, "throttled_allowed": 5200.0, "throttled_served": 4980.0}
-    assert stats.report_line(used(**throttled)) == "throttled 10.0 s at 498 requests/s of 520 sent"
-    line = stats.report_line(used(**throttled, throttled_alone=10.0))
+    assert usage_report.report_line(used(**throttled)) == "throttled 10.0 s at 498 requests/s of 520 sent"
+    line = usage_report.report_line(used(**throttled, throttled_alone=10.0))
     assert line == "throttled 10.0 s at 498 requests/s of 520 sent (each process by itself)"
-    rates = stats.rates(stats.sum_usage(used(**throttled)))
+    rates = usage_report.rates(usage_report.sum_usage(used(**throttled)))
     assert (rates["goodput"], rates["request_limit"]) == (498.0, 520.0)
 
 
@@ -61,7 +61,7 @@ def test_a_line_says_how_long_a_store_throttled_and_at_which_rates() -> None:
     ],
 )
 def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: str) -> None:
-    assert stats.report_line(used(**counts)) == line
+    assert usage_report.report_line(used(**counts)) == line
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_requests_cost_what_the_stores_ask(uri: str, dollars: float) -> None:
 
 
 def test_the_cost_of_a_run_is_that_of_its_tokens() -> None:
-    twice = stats.report_line(used(dollars=0.4, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
+    twice = usage_report.report_line(used(dollars=0.4, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
     assert twice.endswith("requests $0.4 at list price, $0.80 for 2e+09 tokens")
 
 
@@ -93,7 +93,7 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
         "remote requests": 1, "remote bytes_asked": 65536, "remote bytes_moved": 65536,
         "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25, "caches added": 65536 - 25,
     }  # fmt: skip
-    assert "moved 65.5 kB for 25 bytes wanted and 65.5 kB more cached (1.00x)" in stats.report_line(found)
+    assert "moved 65.5 kB for 25 bytes wanted and 65.5 kB more cached (1.00x)" in usage_report.report_line(found)
 
 
 def test_what_others_tell_is_counted(caplog: Any) -> None:
@@ -102,6 +102,6 @@ def test_what_others_tell_is_counted(caplog: Any) -> None:
     found = stats.usage_since(before)
     assert found["remote requests"] == 7
     with caplog.at_level(logging.INFO, "binidx"):
-        stats.log_report(found)
+        usage_report.log_report(found)
     assert "7 requests" in caplog.text
     assert "requests" in binidx.report()

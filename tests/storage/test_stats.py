@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 
-from binidx.storage import stats
+from binidx.storage import stats, usage_report
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
@@ -59,7 +59,7 @@ def test_garbage_that_logs_a_report_may_be_collected_while_counts_are_added() ->
 
     class Collecting(dict[str, float]):
         def items(self) -> ItemsView[str, float]:  # type: ignore[override]
-            stats.log_report(stats.usage_since(stats.usage()))
+            usage_report.log_report(stats.usage_since(stats.usage()))
             return super().items()
 
     def child() -> None:

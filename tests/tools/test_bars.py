@@ -94,9 +94,13 @@ def test_a_warning_of_the_library_is_coloured_and_stands_above_the_bar(tmp_path:
     assert not [line for line in lines if "%|" in line]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_the_clock_of_a_bar_runs_while_nothing_advances(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Bar("convert") as bar:
         bar.begin("compress s3://corpus/a_name_that_is_longer_than_the_line_has_room_for.bin.zst", 10, 0)
@@ -110,8 +114,7 @@ def test_the_clock_of_a_bar_runs_while_nothing_advances(monkeypatch: pytest.Monk
 def test_work_that_counts_nothing_shows_its_time_and_rows_stand_above_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", terminal)
         patched.setattr(sys, "stdout", terminal)

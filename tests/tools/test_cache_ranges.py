@@ -92,12 +92,11 @@ def test_a_union_by_hand() -> None:
     assert join_ranges([]) == []
 
 
-def test_the_order_and_number_of_samples_at_once_do_not_matter(prefixes: list[str], monkeypatch: Any) -> None:
+def test_the_order_and_number_of_samples_at_once_do_not_matter(prefixes: list[str]) -> None:
     dataset = build((prefixes, [0.6, 0.4]))
     idxs = list(range(0, 300, 3))
     whole = [ranges for _, ranges in sample_ranges(dataset, idxs)]
-    monkeypatch.setattr("binidx.tools._warming.SAMPLES_AT_ONCE", 7)
-    assert [ranges for _, ranges in sample_ranges(dataset, idxs[::-1])] == whole
+    assert [ranges for _, ranges in sample_ranges(dataset, idxs[::-1], at_once=7)] == whole
 
 
 def test_a_prefix_that_a_blend_names_twice_is_one_entry_with_each_byte_once(prefixes: list[str]) -> None:

@@ -18,16 +18,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.tools import main
 
 CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process takes seconds to begin; one test begins some."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from binidx.jobs import engines
-
-    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
+pytestmark = pytest.mark.usefixtures("local_workers_are_threads")
 
 
 def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:

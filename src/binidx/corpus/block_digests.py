@@ -10,12 +10,12 @@ import numpy as np
 import xxhash
 
 from binidx.errors import FormatError, StorageError
+from binidx.jobs.progress import ProgressWatcher
 from binidx.jobs.runner import check_stop
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import codec_named, stream
 from binidx.storage.ranges import cut
 from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.copy import ProgressWatcher
 
 Advance = Callable[[int], object]
 Block = tuple[int, int, str, str]

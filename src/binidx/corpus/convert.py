@@ -46,7 +46,10 @@ from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, Whol
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.parts import JobFolder, Workers, finish_once
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
+from binidx.jobs.stages import finish_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
@@ -54,7 +57,6 @@ from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, open_object, open_stored, stream
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.writing.concatenate import choose_form
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.multipart import plan_blocks
 from binidx.storage.writing.publish import write_object
 

@@ -47,7 +47,9 @@ from binidx.corpus.convert_owner import ConvertOwner
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.forks import cached_property
-from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers, make_parts
+from binidx.jobs.progress import ProgressWatcher
 from binidx.jobs.runner import check_stop
 from binidx.json_models import json_digest
 from binidx.storage.adapters import InMemory
@@ -60,7 +62,6 @@ from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import SourcePiece, open_join
-from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.multipart import MultipartWriter, discard_parts, open_parts
 from binidx.storage.writing.publish import create_object, delete_object, write_object
 

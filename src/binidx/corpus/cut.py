@@ -30,11 +30,11 @@ from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 PART_BYTES = 8 << 20
 """Bytes of tokens read at once; a longer document is read in parts of this size."""

@@ -32,10 +32,12 @@ from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
-from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import JobStage, run_stages
 from binidx.storage.location import Location
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 TASK_BYTES = 1 << 30
 """Bytes of tokens that a task hashes, about."""

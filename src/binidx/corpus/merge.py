@@ -29,15 +29,15 @@ from binidx.corpus.lineage.lineage_transfer import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
 from binidx.format.virtual import PARTS, format_parts
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import Join
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import delete_object, write_object
 
 

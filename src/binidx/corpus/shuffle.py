@@ -66,12 +66,14 @@ from binidx.corpus.whole_dataset import (
 from binidx.forks import cached_property
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.idx import SequenceIndex
-from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, finish_once, run_stages
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 SHUFFLE_MEMORY_BYTES = 2 << 30
 

@@ -29,15 +29,16 @@ from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import VirtualSource
-from binidx.jobs.parts import Values, Workers, make_recorded_parts
+from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import make_recorded_parts
 from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import stream
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 DAMAGE_BYTES = 16 << 10
 """Bytes of one read in the search for a damaged block: one checksum covers so many bytes."""

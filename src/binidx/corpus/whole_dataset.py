@@ -19,17 +19,17 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, FormatError, ObjectExistsError, warn_once
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter, remove_superseded
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import idx_size
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS
 from binidx.format.source import PairSource, open_source
 from binidx.format.virtual import PARTS, is_multimodal
-from binidx.storage.cache.eviction import warn_once
+from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
@@ -39,7 +39,6 @@ from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
-from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object, write_object
 
 Options = Mapping[str, Any] | None

@@ -9,6 +9,7 @@ import secrets
 import shlex
 import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -120,7 +121,7 @@ class Pages:
         digest = self.explored.digest
         first = Route("/", lambda request: RedirectResponse(f"./{digest}/", 307))
         shown = {"": self.first_page, **PAGES}
-        pages = [Route(f"/{digest}/{path}", self._endpoint(*page)) for path, page in shown.items()]
+        pages = [Route(f"/{digest}/{path}", partial(self._show, *page)) for path, page in shown.items()]
         others = [
             Route(f"/{digest}/find", self._find),
             Route(f"/{digest}/timeline.{{kind}}", self._timeline_file),
@@ -131,12 +132,9 @@ class Pages:
         # A file of a step would otherwise be a step that is no number.
         return [first, *others, *pages]
 
-    def _endpoint(self, template: str, view: Callable[..., Any]) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            values = view(self.explored, request.query_params, **request.path_params)
-            return self._html(request, template, {**request.path_params, **values})
-
-        return respond
+    def _show(self, template: str, view: Callable[..., Any], request: Request) -> Response:
+        values = view(self.explored, request.query_params, **request.path_params)
+        return self._html(request, template, {**request.path_params, **values})
 
     def _html(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         depth = max(request.url.path.count("/") - 2, 0)

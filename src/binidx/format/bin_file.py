@@ -1,4 +1,4 @@
-"""The `.bin` of a prefix: the forms in which its tokens are stored, and how they are written; `pair` opens them.
+"""The `.bin` of a prefix: the forms in which its tokens are stored, and how they are opened and written.
 
     PREFIX.bin        plain tokens; used if a compressed object exists, too
     PREFIX.bin.zst    zstd segments, or the suffix of another codec: `storage.open`
@@ -16,28 +16,31 @@ object appears, then its checksums. The caller makes sure that no `.idx` exists 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import glob
+import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from binidx.errors import CancelledReadError, ConfigError, FormatError, ObjectNotFoundError, StorageError, warn_once
 from binidx.format.idx import RESTORE
-from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.index_columns import SpooledColumn
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import DatasetCounts, check_counts
 from binidx.format.virtual import PARTS
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS, BlockSums, format_sums_header
-from binidx.storage.interfaces import Bytes
+from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import CODECS, codec_named, codec_of, suffix_of
-from binidx.storage.requests.remote_object import Found, find_object, list_page, object_exists
-from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.open import CODECS, codec_named, codec_of, layered, open_stored, suffix_of
+from binidx.storage.requests.remote_object import Found, find_object, is_absent, object_exists
+from binidx.storage.threads import REQUESTS
+from binidx.storage.writing.publish import create_object, delete_object, discard_writes
 
+logger = logging.getLogger(__name__)
 Report = Callable[[str, str], None]
 PADDING_BYTES = 4096
 """Most bytes after the last token that are taken for padding. Neither Megatron nor binidx writes any; a tool that
@@ -132,55 +135,98 @@ def _bin_suffixes() -> Iterator[str]:
     yield from (suffix for suffix in CODECS.names() if suffix not in known)
 
 
-def did_you_mean(prefix: Location) -> str:
-    """Return advice for a prefix without an `.idx`: datasets of its folder with a name that begins with it or is like
-    it; else nothing.
+def open_bin(
+    prefix: Location, *, mmap: bool = True, cache: bool | None = None, listed: ListedPair | None = None
+) -> RangeReader:
+    """Open the tokens of a prefix as plain bytes.
+
+    Args:
+        mmap, cache: as in `open_object`.
+        listed: the pair's files in a listing of their folder, if one was made.
 
     Raises:
-        ObjectNotFoundError: its bucket does not exist.
+        ObjectNotFoundError: there is no `.bin`, plain or compressed; or no checksums, which
+            `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 require.
+        FormatError: the object is not stored as its name says, or the checksums are of another size.
     """
-    path = prefix.local_path
-    if path and os.path.exists(f"{path}.idx"):
-        return ""
-    if hint := _hint_at_spelling(prefix.uri):
-        return hint
-    near = _list_datasets(prefix) or _list_datasets(Location(f"{prefix}/", prefix.options))
-    if prefix.uri in near:  # its writer was replacing it
-        return ""
-    if path and not near and os.path.isfile(path):
-        return f"; {prefix} is a file, and no dataset; binidx preprocess makes one of text"
-    near = near or _list_similar(prefix)
-    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
+    tokens, verify = prefix + ".bin", prefix.settings.verify
+    if listed:
+        suffix = listed.bin.info.uri.removeprefix(tokens.uri)
+        stored = _StoredBin(open_stored(tokens + suffix, found=listed.bin), codec_of(listed.bin.info.uri))
+        if listed.sums and verify is not False:
+            stored = replace(stored, sums=open_stored(tokens + SUMS, found=listed.sums))
+    elif prefix.local_path is None:
+        stored = _find_remote(tokens, verify)
+    else:
+        stored = _find_local(prefix, mmap, bool(verify))
+    require_sums(tokens, stored.codec, stored.sums is not None)
+    return layered(stored.reader, tokens, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 
-def _hint_at_spelling(typed: str) -> str:
-    """Return advice for a URI with one slash too few, or for several prefixes in one text; else nothing."""
-    if re.match(r"\w{2,}:/[^/]", typed):
-        return f"; did you mean {typed.replace(':/', '://', 1)}?"
-    parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
-    if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
-        return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"
-    return ""
+@dataclass(frozen=True)
+class _StoredBin:
+    """Opened object with its codec, its checksums if they are to be checked, and its last bytes if they are known."""
+
+    reader: RangeReader
+    codec: str = "raw"
+    sums: RangeReader | None = None
+    end: bytes = b""
 
 
-def _list_similar(prefix: Location) -> list[str]:
-    """Return the prefixes of the same folder whose names are like this one."""
-    folder = prefix.uri[: len(prefix.uri) - len(prefix.name)]
-    names = _list_datasets(Location(folder, prefix.options)) if folder else []
-    near = difflib.get_close_matches(prefix.name, [uri.removeprefix(folder) for uri in names])
-    return [folder + name for name in near]
+def _find_local(prefix: Location, mmap: bool, verify: bool) -> _StoredBin:
+    stored = find_bin(prefix) or prefix + ".bin"
+    codec = codec_of(stored.uri)
+    has_sums = verify and codec == "raw" and object_exists(stored + SUMS)
+    sums = open_stored(stored + SUMS, mmap=mmap) if has_sums else None
+    return _StoredBin(open_stored(stored, mmap=mmap), codec, sums)
 
 
-def _list_datasets(start: Location) -> list[str]:
-    """Return the prefixes of `.idx` files whose names begin so, in order; of a store those of one page of its list."""
+def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
+    """Look up the `.bin`, its forms in all known codecs and the checksums at the same time: one round trip.
+
+    An encoded object is used only if there is no plain one. If there is neither, the codecs of installed packages are
+    looked up; only then do they become known.
+
+    Args:
+        verify: True: a failure to look up the checksums is an error; None: a warning; False: they are not looked up.
+    """
+
+    def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
+        # Checksums that may not be read are not taken for absent ones.
+        found = find_object(tokens + suffix, end_bytes=end_bytes, refused_is_absent=suffix != SUMS)
+        if found is None:
+            return None
+        return _StoredBin(open_stored(tokens + suffix, found=found), codec, end=found.end)
+
+    def find_encoded(suffix: str) -> _StoredBin | None:
+        # The codec of an installed package is imported once an object has its suffix.
+        is_ready = suffix in CODECS or suffix in CODECS.builtin
+        return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
+
+    known = CODECS.known
+    encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
+    sums = REQUESTS.submit(lambda: find(SUMS) if verify is not False else None)
     try:
-        pattern = None if start.local_path is None else f"{glob.escape(start.local_path)}*.idx"
-        files = glob.iglob(pattern) if pattern else list_page(start)
-        return sorted(file.removesuffix(".idx") for file in files if file.endswith(".idx"))
-    except ObjectNotFoundError:  # no such bucket
-        raise
-    except StorageError:  # the store cannot be listed, or refuses it
-        return []
+        plain = open_stored(tokens)
+    except StorageError as error:
+        if not is_absent(error):
+            raise
+        forms = [form.result() for form in encoded]
+        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(forms) else []
+        stored = next(filter(None, [*forms, *REQUESTS.map(find_encoded, others)]), None)
+        if stored is None:
+            raise
+        return stored
+    finally:
+        wait([*encoded, sums])
+    try:
+        found_sums = sums.result()
+    except StorageError as error:
+        if verify or isinstance(error, CancelledReadError):
+            raise
+        logger.warning("%s: read without checksums, as these could not be looked up: %s", tokens, error)
+        found_sums = None
+    return _StoredBin(plain, sums=found_sums.reader if found_sums else None)
 
 
 def remove_superseded(location: Location) -> None:
@@ -279,13 +325,3 @@ class BinWriter:
         for location in self.obsolete:
             delete_object(location)
         remove_superseded(self.location)
-
-
-def discard_writes(writes: contextlib.ExitStack) -> None:
-    """End the writes of a stack as after an exception, so that nothing is published; no effect on a closed stack."""
-    with contextlib.suppress(_Abandoned), writes:
-        raise _Abandoned
-
-
-class _Abandoned(Exception):
-    """Raised inside an unfinished write to remove it."""

@@ -34,9 +34,8 @@ class DocumentBlock:
 
     def token_bounds(self) -> NDArray[np.int64]:
         """Return the position in the `.bin`, in tokens, of each document, then the end, shape (num_documents + 1,)."""
-        ends = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(self.lengths, out=ends[1:])
-        positions: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
+        ends = np.cumsum(np.concatenate([[self.start], self.lengths]), dtype=np.int64)
+        positions: NDArray[np.int64] = ends[self.bounds - self.bounds[0]]
         return positions
 
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectNotFoundError, trims_traceback
 from binidx.forks import cached_property
-from binidx.format.bin_file import as_prefix, did_you_mean, find_bin
+from binidx.format.bin_file import as_prefix, find_bin, open_bin
 from binidx.format.idx import CheckedIndex, DType, little_endian, open_index
-from binidx.format.pair import check_opened, open_bin, open_pair
+from binidx.format.pair import check_opened, open_pair
+from binidx.format.prefix_advice import did_you_mean
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.tokens import SequencesInFiles, Tokens
 from binidx.format.virtual import PARTS

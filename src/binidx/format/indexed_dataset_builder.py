@@ -1,7 +1,7 @@
 """Builder of a `.bin`/`.idx` pair from sequences and documents, in a constant amount of memory.
 
     tokens ──────────────► .bin      (invisible until finalize; compressed if its name ends in .bin.zst)
-    lengths, modes, bounds ─► .idx      `idx_blocks`
+    lengths, modes, bounds ─► .idx      `index_columns`
 
 Both files are written completely and invisibly before anything that exists is touched. Then the old `.idx` is removed,
 and an old `.bin.zst` or `.bin.xxh3`; the `.bin` appears, its checksums if requested, and the new `.idx`. New tokens are
@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import ConfigError, FormatError
 from binidx.format.bin_file import BinWriter, strip_bin_suffix
 from binidx.format.idx import DType, little_endian
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.pair import open_pair
 from binidx.storage.location import Location
 from binidx.storage.open import stream

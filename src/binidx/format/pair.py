@@ -16,17 +16,14 @@ beside it (`bin_file`); for local files two stat calls. Checksums of local files
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Sequence
-from concurrent.futures import wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from binidx.errors import CancelledReadError, FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, find_bin, require_sums
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.format.bin_file import check_bin_size, count_surplus_bytes, describe_need, open_bin
 from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
@@ -34,14 +31,12 @@ from binidx.format.virtual import VirtualParts, concatenate_indices, pair_or_par
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.cache.disk_cache import check_content
 from binidx.storage.cache.seals import Seal, find_seal
-from binidx.storage.codecs.checksums import SUMS
-from binidx.storage.interfaces import FileVersion, RangeReader, VersionMark
+from binidx.storage.interfaces import RangeReader, VersionMark
 from binidx.storage.location import Location
-from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored, read_whole, replace_cached
+from binidx.storage.open import open_object, read_whole, replace_cached
 from binidx.storage.ranges import stored_reader, version_marks
-from binidx.storage.requests.remote_object import find_object, head, is_absent, object_exists, object_identity
+from binidx.storage.requests.remote_object import head, object_identity
 from binidx.storage.stores.identity import check_unchanged
-from binidx.storage.stores.local import file_version
 from binidx.storage.threads import REQUESTS, run_both
 
 logger = logging.getLogger(__name__)
@@ -258,116 +253,8 @@ def _check_not_replaced(location: Location, opened: Any) -> None:
 def _current_identity(location: Location) -> Any:
     """Return the identity of the object that has this name now, of a local file its version; None without an object."""
     if location.local_path is not None:
-        return local_version(location)
+        return location.local_version()
     try:
         return object_identity(location)
     except ObjectNotFoundError:
         return None
-
-
-def local_version(location: Location) -> FileVersion | None:
-    """Return the version of a local file; None if it is remote or cannot be read: opening it says more."""
-    status = stat_file(location)
-    return None if status is None else file_version(status)
-
-
-def stat_file(location: Location) -> os.stat_result | None:
-    """Return the stat of a local file; None if it is remote or missing."""
-    path = location.local_path
-    with contextlib.suppress(OSError):
-        return None if path is None else os.stat(path)
-    return None
-
-
-def open_bin(
-    prefix: Location, *, mmap: bool = True, cache: bool | None = None, listed: ListedPair | None = None
-) -> RangeReader:
-    """Open the tokens of a prefix as plain bytes.
-
-    Args:
-        mmap, cache: as in `open_object`.
-        listed: the pair's files in a listing of their folder, if one was made.
-
-    Raises:
-        ObjectNotFoundError: there is no `.bin`, plain or compressed; or no checksums, which
-            `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 require.
-        FormatError: the object is not stored as its name says, or the checksums are of another size.
-    """
-    tokens, verify = prefix + ".bin", prefix.settings.verify
-    if listed:
-        suffix = listed.bin.info.uri.removeprefix(tokens.uri)
-        stored = _StoredBin(open_stored(tokens + suffix, found=listed.bin), codec_of(listed.bin.info.uri))
-        if listed.sums and verify is not False:
-            stored = replace(stored, sums=open_stored(tokens + SUMS, found=listed.sums))
-    elif prefix.local_path is None:
-        stored = _find_remote(tokens, verify)
-    else:
-        stored = _find_local(prefix, mmap, bool(verify))
-    require_sums(tokens, stored.codec, stored.sums is not None)
-    return layered(stored.reader, tokens, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
-
-
-@dataclass(frozen=True)
-class _StoredBin:
-    """Opened object with its codec, its checksums if they are to be checked, and its last bytes if they are known."""
-
-    reader: RangeReader
-    codec: str = "raw"
-    sums: RangeReader | None = None
-    end: bytes = b""
-
-
-def _find_local(prefix: Location, mmap: bool, verify: bool) -> _StoredBin:
-    stored = find_bin(prefix) or prefix + ".bin"
-    codec = codec_of(stored.uri)
-    has_sums = verify and codec == "raw" and object_exists(stored + SUMS)
-    sums = open_stored(stored + SUMS, mmap=mmap) if has_sums else None
-    return _StoredBin(open_stored(stored, mmap=mmap), codec, sums)
-
-
-def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
-    """Look up the `.bin`, its forms in all known codecs and the checksums at the same time: one round trip.
-
-    An encoded object is used only if there is no plain one. If there is neither, the codecs of installed packages are
-    looked up; only then do they become known.
-
-    Args:
-        verify: True: a failure to look up the checksums is an error; None: a warning; False: they are not looked up.
-    """
-
-    def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
-        # Checksums that may not be read are not taken for absent ones.
-        found = find_object(tokens + suffix, end_bytes=end_bytes, refused_is_absent=suffix != SUMS)
-        if found is None:
-            return None
-        return _StoredBin(open_stored(tokens + suffix, found=found), codec, end=found.end)
-
-    def find_encoded(suffix: str) -> _StoredBin | None:
-        # The codec of an installed package is imported once an object has its suffix.
-        is_ready = suffix in CODECS or suffix in CODECS.builtin
-        return find(suffix, codec_of(f"{tokens}{suffix}"), CODECS[suffix].tail_bytes if is_ready else 0)
-
-    known = CODECS.known
-    encoded = [REQUESTS.submit(partial(find_encoded, suffix)) for suffix in known if suffix]
-    sums = REQUESTS.submit(lambda: find(SUMS) if verify is not False else None)
-    try:
-        plain = open_stored(tokens)
-    except StorageError as error:
-        if not is_absent(error):
-            raise
-        forms = [form.result() for form in encoded]
-        others = [suffix for suffix in CODECS.names() if suffix not in known] if not any(forms) else []
-        stored = next(filter(None, [*forms, *REQUESTS.map(find_encoded, others)]), None)
-        if stored is None:
-            raise
-        return stored
-    finally:
-        wait([*encoded, sums])
-    try:
-        found_sums = sums.result()
-    except StorageError as error:
-        if verify or isinstance(error, CancelledReadError):
-            raise
-        logger.warning("%s: read without checksums, as these could not be looked up: %s", tokens, error)
-        found_sums = None
-    return _StoredBin(plain, sums=found_sums.reader if found_sums else None)

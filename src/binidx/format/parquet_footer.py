@@ -56,8 +56,7 @@ def read_metadata(reader: RangeReader) -> Any:
         FormatError: not a Parquet file, or damaged.
         WorkerError: the child process did not start, or was killed.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
+    from binidx.format.arrow import pa, parquet
 
     return parquet.read_metadata(pa.BufferReader(b"PAR1" + _read_footer(reader)[0]))
 
@@ -144,8 +143,7 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
         footer: the footer, its length and the magic: the last bytes of the file.
         file_bytes: size of the file, which all columns must be within.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
+    from binidx.format.arrow import pa, parquet
 
     file, groups = parquet.ParquetFile(pa.BufferReader(b"PAR1" + footer)), list[RowGroup]()
     for number in range(file.metadata.num_row_groups):

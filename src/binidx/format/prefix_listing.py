@@ -353,13 +353,9 @@ def _unchanged_pairs(
     pairs = {}
     for prefix in prefixes:
         names = idx, tokens, sums = f"{prefix}.idx", f"{prefix}.bin", f"{prefix}.bin{SUMS}"
-        same = all(_identity(before.get(name)) == _identity(after.get(name)) for name in names)
+        same = all(before.get(name) == after.get(name) for name in names)
         if idx in after and tokens in after and same:
             found_sums = Found(after[sums]) if sums in after else None
             beside = frozenset(end for end in SIDECARS if prefix + end in after)
             pairs[prefix] = ListedPair(Found(after[idx]), Found(after[tokens]), found_sums, beside)
     return pairs
-
-
-def _identity(info: ObjectInfo | None) -> Any:
-    return info and info.identity

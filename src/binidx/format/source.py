@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.errors import FormatError, ObjectNotFoundError, warn_once
 from binidx.forks import cached_property
-from binidx.format.bin_file import Report, check_bin_size, compares_sums, did_you_mean, look_up_bin
+from binidx.format.bin_file import Report, check_bin_size, compares_sums, look_up_bin
 from binidx.format.idx import SequenceIndex, open_index
+from binidx.format.prefix_advice import did_you_mean
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -214,12 +214,10 @@ class PairSource(DatasetFiles):
         """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
         return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
-    @property
+    @cached_property
     def plain(self) -> RangeReader:
-        """Reader of the plain bytes, opened once."""
-        if "_plain" not in vars(self):
-            self._plain = self.open_plain()
-        return self._plain
+        """Reader of the plain bytes."""
+        return self.open_plain()
 
     def token_digests(self) -> dict[str, str]:
         """Return digests of files that describe the tokens: that of the codec and "manifest", as far as there are any.

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import inspect
 import logging
 import math
 import multiprocessing
@@ -35,13 +34,11 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from multiprocessing import connection
-from typing import Any, TypeVar
+from typing import Any
 
 from binidx import errors
 from binidx.jobs.runner import JobEngine, request_stop, run_in_thread
 from binidx.storage.threads import available_cores
-
-Value = TypeVar("Value")
 
 CLOSE_SECONDS = 10.0
 """Longest time for closing the client of a cluster."""
@@ -91,8 +88,6 @@ class RayExecutor(Executor):
         return math.ceil(cores)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if not inspect.isfunction(fn):  # Ray takes nothing else
-            fn, args = call_work, (fn, *args)
         # No retries by Ray: the driver counts the attempts.
         future: Future[Any] = self._remote(fn).options(max_retries=0).remote(*args, **kwargs).future()
         return future
@@ -106,11 +101,6 @@ class RayExecutor(Executor):
         sys.stdout.flush()
         os.dup2(self._stdout, 1)
         os.close(self._stdout)
-
-
-def call_work(work: Callable[..., Any], *args: Any) -> Any:
-    """Return `work(*args)` of a callable object, in a worker."""
-    return work(*args)
 
 
 class DaskExecutor(Executor):

@@ -46,6 +46,7 @@ class JobEngine:
         central: whether results pass through the process that counts the workers, so that each proves that it lives.
         poll_seconds: interval between two counts of the workers while no task ends.
         no_worker_seconds: longest time without any worker.
+        pause: returns the seconds between a failure of a task and its next attempt, from the number of its failures.
         lost_seconds: longest time to answer a count of workers. Ray ends a driver that has not reached its head node
             for 60 seconds, with a message of its own; until then its workers go on and return results.
     """
@@ -57,6 +58,7 @@ class JobEngine:
     poll_seconds: float = 10.0
     no_worker_seconds: float = 900.0
     lost_seconds: float = 30.0
+    pause: Callable[[int], float] = pause
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def run_tasks(
         WorkerError: one task lost its worker `ATTEMPTS` times, or there was no worker for `no_worker_seconds`.
         UnreachableError: the cluster's scheduler is gone, or did not answer for `lost_seconds`.
     """
-    queue, running = _Queue(tasks), dict[Future[Result | TaskFailure], _Attempt[Task]]()
+    queue, running = _Queue(tasks, engine.pause), dict[Future[Result | TaskFailure], _Attempt[Task]]()
     with contextlib.closing(_Pool(engine, running)) as pool:
         while True:
             for attempt in queue.take(pool.window - len(running), idle=not running):
@@ -143,8 +145,8 @@ class _Queue(Generic[Task]):
         suspects: tasks that ran when a worker pool was lost. They run before all others, one at a time.
     """
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._new = (_Attempt(task) for task in tasks)
+    def __init__(self, tasks: Iterable[Task], pause: Callable[[int], float]) -> None:
+        self._new, self._pause = (_Attempt(task) for task in tasks), pause
         self._paused: list[tuple[float, int, _Attempt[Task]]] = []
         self._numbers = itertools.count()
         self._exhausted = False
@@ -184,10 +186,10 @@ class _Queue(Generic[Task]):
         if failures == ATTEMPTS:
             raise type(failure.error)(f"{failure.error}; {attempt.task} failed {failures} times")
         if broken:  # it ran alone, so no other task waits for this pause
-            time.sleep(pause(failures))
+            time.sleep(self._pause(failures))
             self.suspects.appendleft(replace(attempt, failures=failures))
         else:
-            due = time.monotonic() + pause(failures)
+            due = time.monotonic() + self._pause(failures)
             heapq.heappush(self._paused, (due, next(self._numbers), _Attempt(attempt.task, failures)))
 
 
@@ -217,19 +219,14 @@ class _Pool:
             future.cancel()
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
+        registered = Registrations()
         try:
-            return self._submit(work, task)
+            return self._executor.submit(call_work, registered, work, task)
         except BrokenExecutor:
             if self._engine.owned:
                 self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = self._engine.open()
-            return self._submit(work, task)
-
-    def _submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
-        registrations = Registrations()
-        if registrations:
-            return self._executor.submit(call_registered, registrations, work, task)
-        return self._executor.submit(work, task)  # Ray shows tasks under the name of the function
+            return self._executor.submit(call_work, registered, work, task)
 
     def check_workers(self, progress: bool) -> None:
         """Count the workers now and then; raise the errors of `run_tasks` if there was no progress for too long."""
@@ -256,8 +253,8 @@ class _Pool:
             raise errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
 
 
-def call_registered(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
-    """Return `work(task)` in a process that has unpickled the driver's registrations."""
+def call_work(_: Registrations, work: Callable[[Task], Result], task: Task) -> Result:
+    """Return `work(task)` in a process that has unpickled the driver's registrations. Ray takes only functions."""
     return work(task)
 
 

@@ -186,6 +186,7 @@ def count_uses(
     steps: NDArray[np.int64],
     ranks: Sequence[int],
     places: ExtentPlaces,
+    samples_at_once: int = SAMPLES_AT_ONCE,
 ) -> ExtentUses:
     """Count what steps read of each extent.
 
@@ -195,11 +196,12 @@ def count_uses(
         steps: numbers of the steps; the first one is step 0 of the result.
         ranks: data-parallel ranks whose samples are counted.
         places: of the extents.
+        samples_at_once: samples of a stretch of steps.
     """
     samplers = [copy.copy(sampler) for _ in ranks]
     for own, rank in zip(samplers, ranks, strict=True):
         own.data_parallel_rank = rank
-    at_once = max(1, SAMPLES_AT_ONCE // (sampler.micro_batch_size * len(ranks)))
+    at_once = max(1, samples_at_once // (sampler.micro_batch_size * len(ranks)))
     every = max(1, -(-len(steps) // (at_once * NUM_STRETCHES)))
     used = np.zeros(len(places.sizes))
     first, last = np.full(len(used), FOREVER), np.full(len(used), -1)

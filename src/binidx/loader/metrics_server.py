@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from binidx.errors import MissingDriverError
-from binidx.storage.stats import rates
+from binidx.storage.usage_report import rates
 
 GAUGES = {"samples_ahead", *rates(defaultdict(float))}
 """Metrics that rise and fall; the others are sums."""

@@ -46,8 +46,9 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
-from binidx.storage.stats import add_usage, log_report, rates, span, sum_usage, usage, usage_since
+from binidx.storage.stats import add_usage, span, usage, usage_since
 from binidx.storage.threads import background
+from binidx.storage.usage_report import log_report, rates, sum_usage
 
 try:
     import torch

@@ -266,9 +266,7 @@ class PackedRun:
     def _worker_length(self) -> int:
         """Number of blocks of each worker; all workers have equally many files and the same draws."""
         left = np.array([order.pass_blocks for order in self.orders[0]])
-        if len(left) == 1:
-            return int(left[0])
-        return self._draws.first_beyond(left)
+        return int(left[0]) if len(left) == 1 else self._draws.first_beyond(left)
 
     def _worker_blocks(self, worker: int, positions: Rows) -> Rows:
         """Return the rows (set, file, block, pass) at ascending positions of one worker."""

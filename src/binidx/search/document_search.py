@@ -26,15 +26,16 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
-from binidx.jobs.parts import Values, Workers, make_recorded_parts
+from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import make_recorded_parts
 from binidx.json_models import json_digest
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.search.normalize import fold_table, normalize_query
 from binidx.storage.location import Location
 from binidx.storage.open import stream
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.tokenizers.describe import describe_tokenizer
 from binidx.tokenizers.spec import TokenizerSpec
 from binidx.tokenizers.token_bytes import token_table

@@ -9,6 +9,7 @@ Functions below the public ones take a `Location`, never a URI and options.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import math
 import os
@@ -20,7 +21,9 @@ import xxhash
 
 from binidx.errors import redacted
 from binidx.forks import cached_property
+from binidx.storage.interfaces import FileVersion
 from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.local import file_version
 from binidx.storage.stores.registry import expand_uri, is_url, join_uri, local_path, open_store, place_of
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
@@ -74,6 +77,16 @@ class Location:
     def store(self) -> Any:
         """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
         return open_store(self.uri, self.options) if self._root is None else self._root.store
+
+    def stat(self) -> os.stat_result | None:
+        """Return the stat of a local file; None if it is remote or missing."""
+        with contextlib.suppress(OSError):
+            return None if self.local_path is None else os.stat(self.local_path)
+        return None
+
+    def local_version(self) -> FileVersion | None:
+        """Return the version of a local file; None if it is remote or cannot be read: opening it says more."""
+        return None if (status := self.stat()) is None else file_version(status)
 
     def is_folder(self) -> bool:
         """Return whether a name that is not an object is a folder, not a pattern."""

@@ -26,12 +26,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, warn_once
 from binidx.json_models import JsonFile
 from binidx.registries import Registry
 from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index, place_of_cache
 from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import (

@@ -84,7 +84,8 @@ def main() -> None:
     tokens = np.asarray(first(train)["tokens"])
     told = {"imported": imported, "built": built, "first": time.monotonic(), "cpu": time.process_time() - cpu}
     told |= {"tokens": int(tokens.sum()), "anonymous": anonymous_bytes() - before}
-    from binidx.storage.stats import sum_usage, usage  # after all that is measured
+    from binidx.storage.stats import usage
+    from binidx.storage.usage_report import sum_usage  # after all that is measured
 
     print(json.dumps({**told, "requests": sum_usage(usage())["requests"]}))
     sys.stdout.flush()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from binidx.errors import StorageError
-from binidx.index.cache import lease as lease_module
 from binidx.index.cache.lease import (
     BUILDING,
     FAILED,
@@ -18,6 +17,7 @@ from binidx.index.cache.lease import (
     UNPUBLISHED,
     HeldLease,
     Lease,
+    LeaseRecord,
     LeaseWatcher,
     new_lease_record,
     parse_lease_record,
@@ -63,10 +63,12 @@ def test_one_of_eight_takes_over_an_expired_lease(lease: Lease) -> None:
     assert not object_exists(Location.of(f"{lease.location}-after-{dead.record.holder}"))
 
 
-def test_a_working_holder_renews_its_lease_and_a_dead_one_does_not(
-    lease: Lease, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.1)
+class OftenRenewed(Lease):
+    beat_seconds = 0.1
+
+
+def test_a_working_holder_renews_its_lease_and_a_dead_one_does_not(lease: Lease) -> None:
+    lease = OftenRenewed(lease.location)
     watcher = LeaseWatcher(lease)
     with lease.acquire() as held:  # type: ignore[union-attr]
         for _ in range(5):
@@ -159,14 +161,16 @@ def test_a_takeover_does_not_wait_for_a_process_of_its_node_that_was_killed_in_i
     assert not object_exists(lease._marker(dead.record.holder))
 
 
-def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(
-    lease: Lease, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class KilledAtItsEnd(Lease):
+    """Lease of a process that is killed before it removes the marker of its takeover."""
+
+    def remove_marker(self, ended: LeaseRecord) -> None: ...
+
+
+def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(lease: Lease) -> None:
     dead = lease.acquire()
     assert dead is not None
-    with monkeypatch.context() as killed:
-        killed.setattr(Lease, "remove_marker", lambda self, ended: None)
-        second = lease.take_over(dead.record)
+    second = KilledAtItsEnd(lease.location).take_over(dead.record)
     assert second is not None
     assert object_exists(lease._marker(dead.record.holder))
     held = lease.take_over(second.record)

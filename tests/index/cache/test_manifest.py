@@ -33,7 +33,6 @@ from binidx.index.cache.manifest import (
     list_mismatches,
     parse_manifest,
 )
-from binidx.order import gpt_order
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.stores.identity import same_object
@@ -154,32 +153,26 @@ def put(prefix: str, uri: str) -> None:
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As many entries as indices were built."""
-    found: list[int] = []
-    build = gpt_order.build_gpt_index
-    monkeypatch.setattr(gpt_order, "build_gpt_index", lambda *given, **how: (found.append(1), build(*given, **how))[1])
-    return found
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files count as unchanged at once."""
+    monkeypatch.setattr("binidx.index.cache.manifest.SETTLED_SECONDS", 0)
 
 
-def test_an_index_of_data_in_a_bucket_is_valid_without_a_digest(
-    tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_data_in_a_bucket_is_valid_without_a_digest(tmp_path: Path, s3: Any) -> None:
     uri = f"{s3.fresh()}/en"
     put(write(tmp_path / "en"), uri)
-    built = train(uri, tmp_path / "cache")
-    monkeypatch.setattr(binidx.IndexedDataset, "identity", None)
-    np.testing.assert_array_equal(train(uri, tmp_path / "cache").shuffle_index, built.shuffle_index)
+    assert_loaded_without_a_digest(train(uri, tmp_path / "cache"), train(uri, tmp_path / "cache"))
 
 
-def test_an_index_of_unchanged_local_data_is_valid_without_a_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def assert_loaded_without_a_digest(built: Any, loaded: Any) -> None:
+    np.testing.assert_array_equal(loaded.shuffle_index, built.shuffle_index)
+    assert ("identity" in vars(built.dataset), "identity" in vars(loaded.dataset)) == (True, False)
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_index_of_unchanged_local_data_is_valid_without_a_digest(tmp_path: Path) -> None:
     prefix = write(tmp_path / "en")
-    monkeypatch.setattr("binidx.index.cache.manifest.SETTLED_SECONDS", 0)
-    built = train(prefix, tmp_path / "cache")
-    monkeypatch.setattr(binidx.IndexedDataset, "identity", None)
-    np.testing.assert_array_equal(train(prefix, tmp_path / "cache").shuffle_index, built.shuffle_index)
+    assert_loaded_without_a_digest(train(prefix, tmp_path / "cache"), train(prefix, tmp_path / "cache"))
 
 
 def test_data_written_a_moment_ago_is_read(tmp_path: Path) -> None:
@@ -187,55 +180,55 @@ def test_data_written_a_moment_ago_is_read(tmp_path: Path) -> None:
     assert "inode" not in get_origin(dataset).data()["idx"]
 
 
+@pytest.mark.usefixtures("settled")
 def test_data_that_was_replaced_under_the_same_size_and_time_is_noticed(
-    tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, index_builds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("binidx.index.cache.manifest.SETTLED_SECONDS", 0)
     prefix = write(tmp_path / "en")
     os.utime(f"{prefix}.idx", (1000, 1000))
     train(prefix, tmp_path / "cache")
     write(tmp_path / "en", seed=1)
     os.utime(f"{prefix}.idx", (1000, 1000))
     again = train(prefix, tmp_path / "cache")
-    assert len(builds) == 2
+    assert len(index_builds.options) == 2
     assert "stale, rebuilding: index_digest: found " in caplog.text
     np.testing.assert_array_equal(again.sample_index, train(prefix, tmp_path / "other").sample_index)
 
 
+@pytest.mark.usefixtures("settled")
 def test_data_that_is_replaced_under_the_same_size_and_time_while_its_index_is_built_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, index_builds: Any
 ) -> None:
     """As by tar with fixed times. The index of the old data must not be called one of the new file."""
-    monkeypatch.setattr("binidx.index.cache.manifest.SETTLED_SECONDS", 0)
-    prefix, build = write(tmp_path / "en"), gpt_order.build_gpt_index
+    prefix = write(tmp_path / "en")
     os.utime(f"{prefix}.idx", (1000, 1000))
 
-    def replace_and_build(*given: Any, **how: Any) -> None:
+    def replace() -> contextlib.AbstractContextManager[None]:
         os.utime(f"{write(tmp_path / 'other', seed=1)}.idx", (1000, 1000))
         for end in ("bin", "idx"):
             os.replace(tmp_path / f"other.{end}", f"{prefix}.{end}")
-        build(*given, **how)
+        return contextlib.nullcontext()
 
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(gpt_order, "build_gpt_index", replace_and_build)
-        train(prefix, tmp_path / "cache")
+    index_builds.around = replace
+    train(prefix, tmp_path / "cache")
+    index_builds.around = contextlib.nullcontext
     found = train(prefix, tmp_path / "cache")
     np.testing.assert_array_equal(found.sample_index, train(prefix, tmp_path / "elsewhere").sample_index)
 
 
-def test_the_same_data_written_again_needs_no_new_index(tmp_path: Path, builds: list[int]) -> None:
+def test_the_same_data_written_again_needs_no_new_index(tmp_path: Path, index_builds: Any) -> None:
     for _ in range(2):
         train(write(tmp_path / "en"), tmp_path / "cache")
-    assert len(builds) == 1
+    assert len(index_builds.options) == 1
 
 
 def test_other_tokens_of_the_same_lengths_keep_the_order_and_the_log_says_so(
-    tmp_path: Path, builds: list[int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, index_builds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "binidx")
     train(write(tmp_path / "en"), tmp_path / "cache")
     again = train(write(tmp_path / "en", tokens=1), tmp_path / "cache")
-    assert len(builds) == 1
+    assert len(index_builds.options) == 1
     assert "the order is the same" in caplog.text
     fresh = train(f"{tmp_path}/en", tmp_path / "other")
     np.testing.assert_array_equal(again[3]["tokens"], fresh[3]["tokens"])
@@ -249,23 +242,23 @@ def test_other_tokens_of_the_same_lengths_keep_the_order_and_the_log_says_so(
     ],
 )
 def test_options_that_megatrons_hash_forgets_are_compared(
-    change: dict[str, Any], field: str, tmp_path: Path, builds: list[int], caplog: pytest.LogCaptureFixture
+    change: dict[str, Any], field: str, tmp_path: Path, index_builds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefix = write(tmp_path / "en")
     train(prefix, tmp_path / "cache")
     train(prefix, tmp_path / "cache", **change)
-    assert len(builds) == (2 if field else 1)
+    assert len(index_builds.options) == (2 if field else 1)
     assert field in caplog.text
 
 
-def test_an_index_of_an_older_algorithm_is_built_anew(tmp_path: Path, builds: list[int]) -> None:
+def test_an_index_of_an_older_algorithm_is_built_anew(tmp_path: Path, index_builds: Any) -> None:
     prefix = write(tmp_path / "en")
     train(prefix, tmp_path / "cache")
     [path] = (tmp_path / "cache").glob("*-train-binidx.json")
     path.write_text(json.dumps({"fingerprint": {"algorithm": 2}, "arrays": {}}))  # as it was before
     train(prefix, tmp_path / "cache")
     train(prefix, tmp_path / "cache")
-    assert len(builds) == 2
+    assert len(index_builds.options) == 2
 
 
 def test_arrays_in_a_bucket_are_known_by_the_identity_the_store_gave_them(tmp_path: Path, s3: Any) -> None:

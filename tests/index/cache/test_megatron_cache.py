@@ -57,11 +57,11 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.fixture
-def no_builds(monkeypatch: pytest.MonkeyPatch) -> Any:
+def no_builds(monkeypatch: pytest.MonkeyPatch, index_builds: Any) -> Any:
     """From its call on, neither program builds an index."""
 
     def forbid() -> None:
-        monkeypatch.setattr("binidx.order.gpt_order.build_gpt_index", None)
+        index_builds.around = None
         monkeypatch.setattr("binidx.order.requests.build_blend_arrays", None)
         monkeypatch.setattr(megatron.gpt, "_build_document_index", None)
         monkeypatch.setattr(megatron.helpers, "build_blending_indices", None)

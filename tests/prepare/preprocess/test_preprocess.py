@@ -36,14 +36,14 @@ from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx import describe_tokenizer
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.document_blocks import batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.jobs.parts import Shard
+from binidx.jobs.progress import SilentWatcher
 from binidx.prepare.preprocess.job import choose_part_bytes, plan_parts
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.slices import group_by_size
-from binidx.storage.writing.copy import SilentWatcher
 
 
 @pytest.mark.parametrize("append_eod", [True, False])
@@ -299,9 +299,9 @@ def test_a_part_keeps_its_name_until_what_decides_its_bytes_changes(tmp_path: Pa
 
 def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> None:
     sizes = [5, 5, 5, 1, 10, 5, 10, 6, 0, 16]
-    groups = [sizes[first:last] for first, last in group_by_size(sizes, 15)]
+    groups = [sizes[first:last] for first, last in batch_by_size(np.cumsum([0, *sizes]), 15)]
     assert groups == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
-    assert group_by_size([], 15) == []
+    assert [*batch_by_size(np.array([0]), 15)] == []
     assert [choose_part_bytes(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [
         4,
         16,

@@ -154,14 +154,8 @@ def test_a_fault_of_ours_comes_across_without_them(s3: Bucket, tmp_path: Path, m
     assert secrets_in(str(raised.value)) == []
 
 
-def test_a_whole_job_writes_and_says_none_of_them(
-    s3: Bucket, tmp_path: Path, capfd: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from binidx.jobs import engines
-
-    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
+@pytest.mark.usefixtures("local_workers_are_threads")
+def test_a_whole_job_writes_and_says_none_of_them(s3: Bucket, tmp_path: Path, capfd: Any, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG, "binidx")
     rows = [{"text": text} for text in texts(60)]
     bad = write_lines(tmp_path / "bad.jsonl", [*rows, "{", {"text": None}, {"text": f"{EOD} x"}, *rows])

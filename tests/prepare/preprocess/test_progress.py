@@ -15,6 +15,7 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs.parts import Shard
+from binidx.jobs.progress import SilentWatcher, Unit
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import build_status, job_status
@@ -29,7 +30,6 @@ from binidx.prepare.preprocess.record import (
 )
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
-from binidx.storage.writing.copy import SilentWatcher, Unit
 from binidx.storage.writing.publish import create_object
 from binidx.tools import main
 

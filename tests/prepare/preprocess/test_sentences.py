@@ -13,7 +13,6 @@ from helpers.trained_tokenizers import buffers, plain_texts
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError
-from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.tokenize_part import load_punkt, split_sentences
 from binidx.prepare.text.batch import Batch
 
@@ -30,10 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> None:
     save_punkt_params(trainer.get_params(), str(place))
 
 
-def cut(texts: list[str], documents: list[int], keep_newlines: bool = False) -> tuple[list[str], list[int]]:
+def cut(
+    texts: list[str], documents: list[int], keep_newlines: bool = False, **most: int
+) -> tuple[list[str], list[int]]:
     rows = np.arange(len(documents) - 1)
     batch = Batch("text", *buffers(texts), np.array(documents), rows, rows)
-    found = split_sentences(batch, load_punkt("english", keep_newlines))
+    found = split_sentences(batch, load_punkt("english", keep_newlines), **most)
     bounds = zip(found.offsets, found.offsets[1:], strict=False)
     return [found.texts[start:stop].tobytes().decode() for start, stop in bounds], found.documents.tolist()
 
@@ -59,9 +60,8 @@ def test_newlines_stay_with_the_sentence_before() -> None:
     assert sentences_of(text, keep_newlines=True) == ["This is it.\n\n", "That was it.  ", "End"]
 
 
-def test_a_long_text_is_cut_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_part, "MOST_CHARACTERS", 10)
-    assert sentences_of("One is. Two is.") == ["One is.", "Tw", "o is."]
+def test_a_long_text_is_cut_first() -> None:
+    assert cut(["One is. Two is."], [0, 1], most=10)[0] == ["One is.", "Tw", "o is."]
 
 
 def test_a_language_without_a_model_says_where_it_comes_from() -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,24 @@ STORED = {
 }
 
 
+@pytest.fixture
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`small_requests(size)`: fetch so many bytes by a request, and 1,000 for the end of the last line."""
+
+    def arrange(size: int) -> None:
+        monkeypatch.setattr(reading, "REQUEST_BYTES", size)
+        monkeypatch.setattr(parquet_reader, "FETCH_BYTES", size)
+        monkeypatch.setattr(reading, "LINE_BYTES", 1000)
+
+    return arrange
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("suffix", STORED)
 def test_every_store_gives_the_same_documents(
-    request: pytest.FixtureRequest, tmp_path: Path, store: str, suffix: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, store: str, suffix: str, small_requests: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_BYTES", 10_000)
-    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 10_000)
+    small_requests(10_000)
     shelf = Shelf(STORES[store], request, tmp_path)
     uri = shelf.put(STORED[suffix], f"a.{suffix}")
     options = shelf.store.options
@@ -78,11 +90,9 @@ def test_an_object_that_changed_is_not_read(
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
-    request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, suffix: str, small_requests: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
-    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 20_000)
-    monkeypatch.setattr(reading, "LINE_BYTES", 1000)
+    small_requests(20_000)
     data = STORED[suffix]
     found: list[Any] = []
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
@@ -134,10 +144,9 @@ def test_inputs_are_found_by_one_question_each_and_many_at_once(request: pytest.
 
 @pytest.mark.parametrize("suffix", STORED)
 def test_a_store_that_fails_now_and_then_gives_the_same_documents(
-    request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, suffix: str, small_requests: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
-    monkeypatch.setattr(parquet_reader, "FETCH_BYTES", 20_000)
+    small_requests(20_000)
     with distant_store("s3 fast", request, tmp_path, delay_ms=1) as far:
         uri, options = far.put(f"a.{suffix}", STORED[suffix]), far.options(hedge=False)
         plan = plan_slices(find_inputs(uri, storage_options=options), 50_000)

@@ -126,10 +126,10 @@ def test_a_stream_through_a_small_cache_pushes_out_its_own_past(tmp_path: Path) 
     assert blocks(tmp_path)[-1] == 9
 
 
-def test_threads_that_push_each_other_out_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "EVICTION_PAUSE_SECONDS", 0.0)
+def test_threads_that_push_each_other_out_come_to_an_end(tmp_path: Path) -> None:
     below = MarkedObject(DATA)
     reader = small(below, tmp_path, 2 * (BLOCK + TABLE))
+    reader.cached.quota.pause_seconds = 0.0
 
     def work(seed: int) -> None:
         choose = random.Random(seed)
@@ -274,9 +274,9 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
 ) -> None:
     """As on Lustre without -o flock."""
     monkeypatch.setattr(block_files, "try_lock", lambda descriptor, kind: None)
-    monkeypatch.setattr(eviction, "EVICTION_PAUSE_SECONDS", 0.0)
     limit = 3 * (BLOCK + TABLE)
     reader = small(MarkedObject(DATA), tmp_path, limit)
+    reader.cached.quota.pause_seconds = 0.0
     for _ in range(2):
         read_blocks(reader, *range(10))
     gc.collect()
@@ -314,12 +314,10 @@ def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path
     read_blocks(small(MarkedObject(DATA), tmp_path, limit), 7)
 
 
-def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eviction, "COUNT_WAIT_SECONDS", 0.05)
+def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
     quota = reader.cached.quota
+    quota.count_wait_seconds = 0.05
 
     def stop() -> None:
         assert quota._lock_byte(eviction.COUNTER, 1.0)
@@ -335,11 +333,12 @@ def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(
     os.waitpid(child, 0)
 
 
-def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_count_is_not_believed(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
     read_blocks(reader, 0)
-    monkeypatch.setattr(eviction, "COUNT_AGAIN_SECONDS", -1.0)
-    CacheQuota(str(tmp_path), 10**9)._add(5, 5)
+    quota = CacheQuota(str(tmp_path), 10**9)
+    quota.count_again_seconds = -1.0
+    quota._add(5, 5)
     assert reader.cached.quota.used() == disk_bytes(tmp_path) + 5
 
 

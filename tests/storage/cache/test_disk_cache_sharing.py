@@ -21,7 +21,6 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import CancelledReadError
-from binidx.storage.cache import disk_cache
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
@@ -124,13 +123,15 @@ def test_when_a_fetcher_is_killed_another_process_takes_over(tmp_path: Path) -> 
     assert reader.stats.waits == 1
 
 
-def test_a_fetcher_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Impatient(DiskCache):
+    wait_seconds, least_wait_seconds = 1.0, 0.01
+
+
+def test_a_fetcher_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
-    monkeypatch.setattr(disk_cache, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(disk_cache, "LEAST_WAIT_SECONDS", 0.01)
-    reader = small(LoggedObject(100_000, log), tmp_path / "cache")
+    reader = Impatient(LoggedObject(100_000, log), tmp_path / "cache", **small.keywords)
     began = time.monotonic()
     for _ in range(300):  # and only once for so long
         assert bytes(reader.read([(1500, 1600)])[0]) == reader.reader.data[1500:1600]  # type: ignore[attr-defined]

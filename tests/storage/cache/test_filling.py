@@ -18,7 +18,7 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.cache import eviction, filling
+from binidx.storage.cache import filling
 from binidx.storage.cache.block_files import CachedContent
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.fill_progress import FillProgress, Throughput
@@ -31,14 +31,12 @@ DATA = random.Random(7).randbytes(COUNT * EXTENT)
 small = partial(DiskCache, chunk_bytes=4096, block_bytes=EXTENT, fill="auto")
 
 
-@pytest.fixture(autouse=True)
-def _small_extents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "EXTENT_BYTES", EXTENT)
-    monkeypatch.setattr(filling, "CHOOSE_SECONDS", 0.01)
+class SmallFilling(CacheFilling):
+    extent_bytes, choose_seconds = EXTENT, 0.01
 
 
 def filling_of(
-    reader: RangeReader, last: Sequence[int] = (9,) * COUNT, make: type[CacheFilling] = CacheFilling
+    reader: RangeReader, last: Sequence[int] = (9,) * COUNT, make: type[CacheFilling] = SmallFilling
 ) -> CacheFilling:
     """Filling of an object whose extents are read whole, first at steps 0, 1, 2, ..., last at steps `last`."""
     sizes, numbers = np.full(COUNT, EXTENT), np.arange(COUNT)
@@ -207,7 +205,7 @@ def test_extents_that_no_later_step_needs_leave_first_and_needed_ones_stay(tmp_p
 
 
 def test_a_step_that_ends_between_unmapping_and_choosing_does_not_stop_caching(tmp_path: Path) -> None:
-    class Advancing(CacheFilling):
+    class Advancing(SmallFilling):
         def _unmap_unneeded(self) -> None:
             super()._unmap_unneeded()
             if blocks(tmp_path) == [0, 1, 2] and not self.step:
@@ -258,7 +256,6 @@ def test_any_error_ends_it_with_one_line_of_log_and_reads_go_on(
 ) -> None:
     died: list[object] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
-    monkeypatch.setattr(eviction, "_warned", dict[str, object]())
 
     class Failing(MarkedObject):
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -269,12 +266,12 @@ def test_any_error_ends_it_with_one_line_of_log_and_reads_go_on(
     def fail() -> ExtentUses:
         raise error
 
-    reader = small(Failing(DATA), tmp_path)
-    begun = filling_of(reader) if place == "read" else CacheFilling([reader], fail, is_expected=True)
+    reader = small(Failing(DATA, str(tmp_path)), tmp_path)
+    begun = filling_of(reader) if place == "read" else SmallFilling([reader], fail, is_expected=True)
     begun.advance()
     begun.thread.join(600)
     (record,) = caplog.records
-    assert f"not filled any more, reads go on: {type(error).__name__}: " in record.getMessage()
+    assert f"not filled any more, reads go on: {error!r}" in record.getMessage()
     assert not died
     assert reader.cached.filling is None
     assert bytes(reader.read([(0, len(DATA))])[0]) == DATA

@@ -18,7 +18,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError
 from binidx.format.pair import open_pair
-from binidx.storage.cache import block_files, disk_cache
+from binidx.storage.cache import block_files
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.location import Location
@@ -133,17 +133,19 @@ def test_what_does_not_fit_is_read_into_memory_and_that_is_said_once(tmp_path: P
     assert len(caplog.records) == 1
 
 
-def open_full(name: str, num_bytes: int, directory: Path | str, limit: int | str = 0) -> memoryview:
+def open_full(
+    name: str, num_bytes: int, directory: Path | str, limit: int | str = 0, uncached_bytes: int = 150_000
+) -> memoryview:
     """Read a whole index file whose index_dir has no room for it."""
     options = {"binidx": {"index_dir": str(directory), "index_bytes": limit}}
     uri = put(f"memory://index-dir/{name}.npy", b"f" * num_bytes)
-    return read_whole(open_object(uri, cache="disk", storage_options=options))
+    reader = open_object(uri, cache="disk", storage_options=options)
+    if isinstance(reader, DiskCache):
+        reader.uncached_bytes = uncached_bytes
+    return read_whole(reader)
 
 
-def test_more_than_a_little_memory_for_files_that_do_not_fit_is_an_error_that_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_cache, "UNCACHED_BYTES", 150_000)
+def test_more_than_a_little_memory_for_files_that_do_not_fit_is_an_error_that_names_the_way_out(tmp_path: Path) -> None:
     held = [open_full(f"held{n}", 70_000, tmp_path) for n in range(2)]
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"held2\.npy: no room in ") as refused:
@@ -161,23 +163,22 @@ def test_more_than_a_little_memory_for_files_that_do_not_fit_is_an_error_that_na
     assert bytes(open_full("asked", 200_000, "off")) == b"f" * 200_000
 
 
-def test_other_reads_past_a_full_directory_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache, "UNCACHED_BYTES", 0)
+def test_other_reads_past_a_full_directory_go_on(tmp_path: Path) -> None:
     options = {"binidx": {"index_dir": str(tmp_path), "cache_dir": str(tmp_path), "cache_bytes": 0}}
     for name, ranges in [("parts.npy", [(0, 50_000), (50_000, 70_000)]), ("tokens.bin", [(3, 70_000)])]:
         reader = open_object(put(f"memory://index-dir/{name}", b"f" * 70_000), cache="disk", storage_options=options)
+        assert isinstance(reader, DiskCache)
+        reader.uncached_bytes = 0
         assert [len(view) for view in reader.read(ranges)] == [stop - start for start, stop in ranges]
 
 
 FULL = """
 import resource, signal, sys
-from binidx.storage.cache import disk_cache
 from storage.cache.test_index_dir import open_full
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-disk_cache.UNCACHED_BYTES = 0
 try:
-    open_full("limited", 70_000, sys.argv[1], "1GB")
+    open_full("limited", 70_000, sys.argv[1], "1GB", uncached_bytes=0)
 except ValueError as error:
     print(error)
 """

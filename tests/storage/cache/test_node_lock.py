@@ -170,12 +170,13 @@ def test_a_message_of_a_killed_holder_is_not_read_by_later_processes(path: str) 
 
 
 def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = node_lock._open
+    opened, lost = node_lock._open, list[str | None]()
 
     def open_and_lose(asked: str | None) -> int | None:
-        monkeypatch.setattr(node_lock, "_open", opened)
         descriptor = opened(asked)
-        os.unlink(path)
+        if not lost:
+            lost.append(asked)
+            os.unlink(path)
         return descriptor
 
     monkeypatch.setattr(node_lock, "_open", open_and_lose)

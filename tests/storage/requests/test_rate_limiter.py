@@ -20,8 +20,9 @@ from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
 from binidx.storage.requests.scheduler import ReadRequests
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import report, usage, usage_since
+from binidx.storage.stats import usage, usage_since
 from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.usage_report import report
 
 DATA = bytes(range(256)) * 4096
 RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]

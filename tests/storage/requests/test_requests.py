@@ -15,7 +15,7 @@ from servers.http_objects import http_objects
 from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, ShortReadError, StorageError
-from binidx.format.pair import open_bin
+from binidx.format.bin_file import open_bin
 from binidx.storage import stats
 from binidx.storage.location import Location
 from binidx.storage.open import open_object

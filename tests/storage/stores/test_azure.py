@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from servers.azurite import ACCOUNT, AzureServer
 
 import binidx
 from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError
-from binidx.jobs import engines
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject, object_exists, read_small
@@ -128,11 +126,9 @@ def batches(prefix: str, indices: Any, options: Any = None, **loader: Any) -> li
     return [*(binidx.build_pretraining_data_loader(train, 0, 8, **loader) or ())]
 
 
-def test_text_becomes_samples_without_leaving_azure(
-    abfs: AzureServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+@pytest.mark.usefixtures("local_workers_are_threads")
+def test_text_becomes_samples_without_leaving_azure(abfs: AzureServer, tmp_path: Path, capsys: Any) -> None:
     """Preprocess, convert, train, index caches and the disk cache: all equal to those of a disk."""
-    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)  # a process takes seconds to begin
     texts = [f"abfs://{abfs.make_container(f'{name}{uuid.uuid4().hex}')[7:]}@{HOST}" for name in ("web", "books")]
     files = corpus(tmp_path / "text", count=300)
     for container, path in zip(texts, files, strict=True):

@@ -24,7 +24,7 @@ from servers.http_objects import Server, http_objects, served_by_thread
 
 import binidx
 from binidx.errors import ObjectChangedError, ShortReadError
-from binidx.format.pair import open_bin
+from binidx.format.bin_file import open_bin
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_object

@@ -259,19 +259,20 @@ def test_progress_counts_a_part_when_it_is_copied_and_waits_for_no_other(toy_cop
     assert counts == [1 << 10] * 3
 
 
-def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.storage.stores.s3.STALL_SECONDS", 1.0)
-    monkeypatch.setattr("binidx.storage.stores.s3.COPIED_BYTES_PER_SECOND", 1 << 50)
+def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket) -> None:
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, contents = stored(s3.fresh(), [6 * MIB, 6 * MIB])
         pieces = [SourcePiece(reader, 0, reader.size) for reader in readers]
-        made = open_join(Location.of(uri := f"{s3.fresh()}/all"), pieces)
+        target = Location.of(uri := f"{s3.fresh()}/all")
+        target.store.copy_seconds, target.store.copied_bytes_per_second = 1.0, 1 << 50
+        made = open_join(target, pieces)
         proxy.become(script=["hang"])
         made.fill(lambda _: None)
         made.publish(lambda: None)
         assert bytes(read_whole(open_stored(Location.of(uri)))) == b"".join(contents)
-        monkeypatch.setattr(concatenate, "COPY_TRIES", 1)
-        made = open_join(Location.of(uri), pieces[:1])
+        made = open_join(target, pieces[:1])
+        assert isinstance(made, concatenate._CopiedParts)
+        made.copy_tries = 1
         proxy.become(script=["hang"])
         option = r"a read_timeout in storage_options\['config_kwargs'\] above that allows more"
         with pytest.raises(SlowCopyError, match=rf"/0: bytes 0 to {6 * MIB} were not copied in 1 s; {option}"):
@@ -279,13 +280,12 @@ def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest
     assert unfinished_uploads(uri) == []
 
 
-def test_an_interrupt_ends_the_copies_in_flight(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.storage.stores.s3.STALL_SECONDS", 100_000.0)
+def test_an_interrupt_ends_the_copies_in_flight(s3: Bucket) -> None:
     with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
         readers, _ = stored(s3.fresh(), [6 * MIB, 6 * MIB])
-        made = open_join(
-            Location.of(uri := f"{s3.fresh()}/all"), [SourcePiece(reader, 0, reader.size) for reader in readers]
-        )
+        target = Location.of(uri := f"{s3.fresh()}/all")
+        target.store.copy_seconds = 100_000.0
+        made = open_join(target, [SourcePiece(reader, 0, reader.size) for reader in readers])
         proxy.become(script=["hang"])
 
         def interrupted(count: int) -> None:

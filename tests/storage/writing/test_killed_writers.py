@@ -114,7 +114,7 @@ def test_a_merge_that_was_killed_leaves_nothing_after_the_next(tmp_path: Path) -
     code = f"""
 import os, signal
 from binidx.corpus.merge import merge_datasets
-from binidx.storage.writing.copy import SilentWatcher
+from binidx.jobs.progress import SilentWatcher
 class Killer(SilentWatcher):
     def begin(self, what, *counts):
         if what == "tokens":

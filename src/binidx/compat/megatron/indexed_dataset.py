@@ -16,7 +16,7 @@ from binidx.format.idx import DType as DType
 from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
-from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.index_columns import SpooledColumn
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.format.prefix_listing import ListedPair
 from binidx.storage.open import open_object, read_whole

@@ -15,11 +15,11 @@ import zstandard
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole, stream
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import write_object
 
 Tokens: TypeAlias = NDArray[Any]

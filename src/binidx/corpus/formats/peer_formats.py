@@ -26,10 +26,10 @@ from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.listing import list_matches
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 
 @dataclass(frozen=True)

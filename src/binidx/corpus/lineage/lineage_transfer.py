@@ -18,10 +18,10 @@ from binidx.corpus.shuffle_buckets import Buckets, Column, keyed_row, plan_shuff
 from binidx.corpus.whole_dataset import DatasetTarget, WholeDataset
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.sidecars.lineage import BATCH_ROWS, read_lineage
+from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object
 
 

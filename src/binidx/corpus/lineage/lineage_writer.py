@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.arrow import pa, parquet
-from binidx.format.bin_file import discard_writes
 from binidx.format.sidecars.lineage import lineage_schema, open_lineage
 from binidx.storage.adapters import WritableFile
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import create_object, discard_writes
 
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]
 """A nullable string column of n rows: UTF-8 bytes, offsets of shape (n + 1,), and a validity mask of shape (n,)."""

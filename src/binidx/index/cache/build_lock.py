@@ -27,10 +27,9 @@ import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from binidx.errors import BinidxError, PeerError, StorageError
+from binidx.errors import BinidxError, PeerError, StorageError, warn_once
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.lease import (
-    BEAT_SECONDS,
     BUILDING,
     DEAD_SECONDS,
     FAILED,
@@ -41,7 +40,6 @@ from binidx.index.cache.lease import (
     LeaseWatcher,
 )
 from binidx.storage.cache.block_files import lock_path
-from binidx.storage.cache.eviction import warn_once
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
 from binidx.storage.location import Location
 
@@ -183,7 +181,7 @@ class BuildLock:
         watcher, passed, began = LeaseWatcher(lease), set[str](), time.monotonic()
         while True:
             record = watcher.poll()
-            if record is None or watcher.silent_seconds > 2 * BEAT_SECONDS:
+            if record is None or watcher.silent_seconds > 2 * lease.beat_seconds:
                 arrays = self.load()
                 if arrays is not None:
                     return arrays

@@ -31,7 +31,6 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
-from binidx.format.pair import local_version
 from binidx.index.cache.manifest import ALGORITHM, UNNUMBERED, Manifest, StoredArray, parse_manifest
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.interfaces import FileVersion
@@ -269,7 +268,7 @@ class IndexFiles:
 
     def _local_versions(self, names: Sequence[str]) -> list[FileVersion]:
         """Return the versions of the local manifest and arrays; an empty list if one is missing."""
-        versions = [local_version(file) for file in (self.file(MANIFEST), *map(self.array_file, names))]
+        versions = [file.local_version() for file in (self.file(MANIFEST), *map(self.array_file, names))]
         present = [version for version in versions if version is not None]
         return present if len(present) == len(versions) else []
 

@@ -4,7 +4,7 @@
      "after": "77ab..."}
 
     acquire      put-if-absent: one of many succeeds. A store without conditional writes lets two succeed
-    renew        rewritten every BEAT_SECONDS by a thread of the holder
+    renew        rewritten every `beat_seconds` by a thread of the holder
     release      deleted; where objects cannot be deleted it expires
     failed       "failed", with the traceback: for the waiting nodes that saw it held
     unpublished  the work is done, but cannot be published: for the waiting nodes that saw it held
@@ -33,6 +33,7 @@ import traceback
 import uuid
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import ClassVar
 
 import xxhash
 
@@ -43,9 +44,6 @@ from binidx.storage.requests.remote_object import read_small
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 BUILDING, FAILED, UNPUBLISHED = "building", "failed", "unpublished"
-
-BEAT_SECONDS = 3.0
-"""Time between two renewals; GCS takes one write a second of an object."""
 
 DEAD_SECONDS = 20.0
 """Time after which a lease that does not change expires: six renewals, as a store may stall or a machine swap."""
@@ -102,9 +100,14 @@ def new_lease_record(node: str) -> LeaseRecord:
 
 @dataclass(frozen=True)
 class Lease:
-    """Lease in an object."""
+    """Lease in an object.
+
+    Attributes:
+        beat_seconds: time between two renewals; GCS takes one write a second of an object.
+    """
 
     location: Location
+    beat_seconds: ClassVar[float] = 3.0
 
     def read(self) -> LeaseRecord | None:
         """Return the record, in one request; None if there is no lease."""
@@ -207,7 +210,7 @@ class HeldLease:
             self.lease.remove()
 
     def _renew(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(self.lease.beat_seconds):
             self.record = replace(self.record, beat=self.record.beat + 1)
             try:
                 self.lease.write(self.record)

@@ -26,7 +26,6 @@ import xxhash
 
 from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import local_version, stat_file
 from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile, tolerate_all
 from binidx.storage.location import Location
@@ -178,11 +177,11 @@ def _canonical(fields: Any) -> bytes:
 def get_origin(dataset: IndexedDataset) -> Origin:
     """Return the origin of an index over a dataset that was just opened."""
     idx, opened = dataset.location + ".idx", dataset.opened["idx"]
-    version = local_version(idx)
+    version = idx.local_version()
 
     def data() -> Mapping[str, Fields]:
         # A file that replaced the .idx during a build may have its size and time, and never its inode.
-        unchanged = local_version(idx) == version
+        unchanged = idx.local_version() == version
         return {**dataset.opened, "idx": prove_idx(idx, opened) if unchanged else opened}
 
     def content() -> Fields:
@@ -209,7 +208,7 @@ def prove_idx(idx: Location, opened: Mapping[str, Any]) -> Fields:
         idx: location of the .idx.
         opened: its size and time, or ETag or the like, when it was opened.
     """
-    status = stat_file(idx)
+    status = idx.stat()
     if status is None or (status.st_size, status.st_mtime) != (opened.get("size"), opened.get("mtime")):
         return opened
     if time.time() - status.st_ctime < SETTLED_SECONDS:

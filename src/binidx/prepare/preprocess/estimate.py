@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from binidx.corpus.whole_dataset import Options
 from binidx.errors import FormatError
 from binidx.format.idx import DType
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.prepare.preprocess.job import Job, check_eod, choose_part_bytes
 from binidx.prepare.preprocess.tokenize_part import find_remedy
 from binidx.prepare.text.batch import Batch, Filters
@@ -52,7 +53,6 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.storage.location import Location
 from binidx.storage.store_protocols import Prices
 from binidx.storage.threads import available_cores, map_in_flight
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.tokenizers.spec import TokenizerSpec
 
 UNIT_BYTES = 256 << 10

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ConfigError, redacted
+from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import DType
 from binidx.json_models import json_digest
 from binidx.prepare.text.batch import Filters, check_limits
-from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
+from binidx.prepare.text.slices import Input, Slice, plan_slices
 from binidx.storage.open import codec_named
 from binidx.tokenizers.spec import TokenizerSpec
 
@@ -208,9 +209,8 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
     """
     part_bytes = job.part_bytes or choose_part_bytes(sum(file.size for file in inputs))
     slices, recipe = plan_slices(inputs, part_bytes), json_digest(job.recipe)
-    bounds = group_by_size([piece.num_bytes for piece in slices], part_bytes * 3 // 2)
-    parts = []
-    for number, (first, last) in enumerate(bounds):
+    ends, parts = np.cumsum([0, *(piece.num_bytes for piece in slices)]), []
+    for number, (first, last) in enumerate(batch_by_size(ends, part_bytes * 3 // 2)):
         identity = [{**asdict(piece), "uri": redacted(piece.uri)} for piece in slices[first:last]]
         parts.append(Part(number, json_digest([recipe, identity]), tuple(slices[first:last])))
     return parts

@@ -18,7 +18,7 @@ from typing import Any
 from binidx.corpus.whole_dataset import DatasetTarget
 from binidx.errors import FormatError
 from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
-from binidx.jobs.parts import JobFolder
+from binidx.jobs.job_folder import JobFolder
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, Part, plan_digest
 from binidx.prepare.preprocess.record import RECORD_FILE, Record

@@ -3,7 +3,7 @@
     tokenize    a part of the text  ─►  its datasets in OUTPUT-parts, and a record
     finish      all parts           ─►  the datasets of the job, joined inside the store where it can
 
-Restarts and shards are those of all jobs (`jobs.parts`). A finished job is found by the manifests of its datasets.
+Restarts and shards are those of all jobs (`jobs`). A finished job is found by the manifests of its datasets.
 
 The status comes from the records of the parts alone, whether the job runs or has stopped, and writes nothing.
 """
@@ -21,7 +21,9 @@ from typing import Any
 from binidx.errors import ConfigError, FormatError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs.parts import JobStage, Shard, Workers, finish_once, run_stages
+from binidx.jobs.parts import Shard, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
+from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.prepare.preprocess.finish import Records, finish
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
@@ -31,7 +33,6 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 Manifests = dict[str, dict[str, Any]]
 """Key -> manifest of its dataset."""

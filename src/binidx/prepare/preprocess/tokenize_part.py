@@ -47,18 +47,20 @@ from binidx.prepare.tokenizers.engine_choice import (
 from binidx.tokenizers.library import LibraryError
 from binidx.tokenizers.spec import TokenizerSpec
 
-MOST_CHARACTERS = 1_000_000
-"""Longer texts are cut before they are split into sentences, as Punkt's time grows faster than the text's length."""
-
 KEEPS_NEWLINES = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
 """Pattern of the end of a sentence that keeps the blanks after it in the sentence."""
 
 
-def split_sentences(batch: Batch, split: Callable[[str], list[str]]) -> Batch:
-    """Return the batch with each sentence as a text of its own, in the same documents; `split` splits one text."""
+def split_sentences(batch: Batch, split: Callable[[str], list[str]], most: int = 1_000_000) -> Batch:
+    """Return the batch with each sentence as a text of its own, in the same documents.
+
+    Args:
+        split: splits one text.
+        most: characters of a text that are split at once, as Punkt's time grows faster than the text's length.
+    """
     rows = []
     for text in decode_texts(batch.texts, batch.offsets):
-        pieces = (text[start : start + MOST_CHARACTERS] for start in range(0, len(text), MOST_CHARACTERS))
+        pieces = (text[start : start + most] for start in range(0, len(text), most))
         rows.append([sentence.encode() for piece in pieces for sentence in split(piece)])
     texts, offsets = join_texts([sentence for row in rows for sentence in row])
     documents = cumulative_offsets(list(map(len, rows)))[batch.documents]

@@ -20,7 +20,7 @@ from binidx.prepare.text.parquet_reader import (
     make_table_batches,
     raise_unless_damage,
 )
-from binidx.prepare.text.slices import ReadRequest, check_identity, check_unmodified
+from binidx.prepare.text.slices import ReadRequest
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
@@ -36,7 +36,7 @@ def read_arrow_rows(request: ReadRequest) -> Iterator[tuple[list[Batch], list[St
     """
     piece, row, done = request.piece, 0, 0
     reader = open_stored(request.location)
-    check_identity(piece, reader.identity)
+    piece.check_identity(reader.identity)
     path = Location(reader.uri).local_path
     with pa.OSFile(path) if path else ReadAheadFile(reader, [[(0, reader.size)]]) as source:
         for table in _record_batches(reader, source, request):
@@ -48,7 +48,7 @@ def read_arrow_rows(request: ReadRequest) -> Iterator[tuple[list[Batch], list[St
                 yield make_table_batches(request, part, row, row, done - before)
                 row += part.num_rows
     request.extent.end = row
-    check_unmodified(piece, request.location)
+    piece.check_unmodified(request.location)
 
 
 def _record_batches(reader: RangeReader, source: Any, request: ReadRequest) -> Iterator[Any]:

@@ -72,11 +72,6 @@ def format_of(uri: str) -> str | None:
     return next((format for format, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
 
-def _is_text_in_folder(uri: str) -> bool:
-    """Return whether an object of a folder is an input; a .csv beside text is mostly a table about it."""
-    return (name := format_of(uri)) is not None and FORMATS[name].in_folders
-
-
 def _suffixes() -> str:
     plain = [suffix for row in FORMATS.values() for suffix in row.suffixes if suffix.count(".") == 1]
     return f"{', '.join(plain)}, all but the last two also with .gz or .zst"
@@ -98,7 +93,9 @@ def _expand(
     inputs = objects
     if location.is_folder():
         left_out = (*NOT_TEXT, *BESIDE_ARROW) if any(uri.endswith(".arrow") for uri in objects) else NOT_TEXT
-        inputs = [uri for uri in objects if (format or _is_text_in_folder(uri)) and not uri.endswith(left_out)]
+        inputs = [uri for uri in objects if not uri.endswith(left_out)]
+        if format is None:  # a .csv beside text is mostly a table about it
+            inputs = [uri for uri in inputs if (kind := format_of(uri)) and FORMATS[kind].in_folders]
     if not inputs:
         needed = f"need one that ends in {_suffixes()}; --format reads all of the folder, or name *.csv"
         raise ObjectNotFoundError(f"{name}: has no input (objects found: {len(objects)}, {needed})")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import JsonResult, Options
 from binidx.errors import ConfigError, FormatError
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
 from binidx.prepare.text.read import read_lines
@@ -33,7 +34,6 @@ from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of
 from binidx.storage.writing.compare import create_or_compare
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 WHOLE_FILE = 1 << 62
 """Bytes of a part: each input becomes one slice."""

@@ -30,7 +30,7 @@ from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
 from binidx.prepare.text.rows import check_names
-from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
+from binidx.prepare.text.slices import InputBlock, ReadRequest
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
@@ -120,7 +120,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
     """
     piece, names = request.piece, [*request.keys, *request.fields]
     reader = open_stored(request.location)
-    check_identity(piece, reader.identity)
+    piece.check_identity(reader.identity)
     if piece.last is None:  # a file without row groups, or with a damaged footer
         request.extent.end = 0
         try:
@@ -150,7 +150,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
                 else:
                     yield make_table_batches(request, table, row, at, share)
                 row += count
-    check_unmodified(piece, request.location)
+    piece.check_unmodified(request.location)
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:

@@ -48,8 +48,6 @@ from binidx.prepare.text.slices import (
     InputBlock,
     ReadRequest,
     Slice,
-    check_identity,
-    check_unmodified,
 )
 from binidx.prepare.text.warc import parse_warc
 from binidx.storage.codecs.segments import read_table
@@ -188,7 +186,7 @@ def open_plain(
         yield plain, progress
     if plain.exhausted and piece.stored + stored.num_bytes == piece.identity["size"]:
         extent.end = piece.first + plain.num_bytes
-    check_unmodified(piece, location)
+    piece.check_unmodified(location)
 
 
 def read_lines(
@@ -229,7 +227,7 @@ def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | 
     if path is None:
         yield from _stream_object(piece, location)
         return
-    check_identity(piece, open_stored(location).identity)
+    piece.check_identity(open_stored(location).identity)
     with open(path, "rb", buffering=0) as file:
         file.seek(piece.stored)
         while data := file.read(LOCAL_BYTES):
@@ -240,7 +238,7 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
     try:
         # Requests are pinned to the version in the plan, so no HEAD request is needed.
         reader = open_stored(location, found=recorded_object(piece.uri, piece.identity))
-        check_identity(piece, reader.identity)
+        piece.check_identity(reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
         with closing(map_in_flight(lambda block: reader.read([block])[0], ranges, BLOCKS_IN_FLIGHT)) as responses:

@@ -27,7 +27,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from binidx.errors import FormatError, redacted
+from binidx.format.document_blocks import batch_by_size
 from binidx.storage.location import Location
 from binidx.storage.stores.identity import check_same
 
@@ -101,22 +104,14 @@ class Slice:
     num_bytes: int
     first_row: int | None
 
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Raise ObjectChangedError unless this is the identity of the planned object."""
+        check_same(redacted(self.uri), self.identity, identity, "it was planned", "plan it again")
 
-def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
-    """Raise ObjectChangedError unless this is the identity of the planned object.
-
-    Args:
-        piece: a planned slice.
-        identity: of the object as it is now.
-    """
-    check_same(redacted(piece.uri), piece.identity, identity, "it was planned", "plan it again")
-
-
-def check_unmodified(piece: Slice, location: Location) -> None:
-    """Raise ObjectChangedError if a local file was modified during the read; remote reads are pinned to a version."""
-    path = location.local_path
-    if path is not None and os.path.exists(path):
-        check_identity(piece, file_identity(os.stat(path)))
+    def check_unmodified(self, location: Location) -> None:
+        """Raise ObjectChangedError if a local file was modified during the read; reads of others are pinned."""
+        if (status := location.stat()) is not None:
+            self.check_identity(file_identity(status))
 
 
 def file_identity(status: os.stat_result) -> dict[str, Any]:
@@ -140,31 +135,13 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
 
 def _slice_input(file: Input, part_bytes: int) -> list[Slice]:
     if file.format in CUT_ANYWHERE:
-        return [_slice_lines(file, *bounds) for bounds in pairwise([*range(0, file.size or 1, part_bytes), file.size])]
+        bounds = pairwise([*range(0, file.size or 1, part_bytes), file.size])
+        place = file.uri, file.format, file.identity
+        return [Slice(*place, first, last, first, last - first, None if first else 0) for first, last in bounds]
     if not file.blocks:
         return [Slice(file.uri, file.format, file.identity, 0, None, 0, file.size, 0)]
-    sizes = [block.stored_bytes for block in file.blocks]
-    return [_slice_blocks(file, first, last) for first, last in group_by_size(sizes, part_bytes)]
-
-
-def _slice_lines(file: Input, first: int, last: int) -> Slice:
-    return Slice(file.uri, file.format, file.identity, first, last, first, last - first, None if first else 0)
-
-
-def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
-    """Return (first, stop) for runs of neighbouring items, each of up to `limit` bytes or one larger item.
-
-    Args:
-        sizes: bytes of each item.
-        limit: most bytes of a run.
-    """
-    firsts, count, total = list[int](), 0, 0
-    for count, size in enumerate(sizes, 1):
-        if not firsts or total + size > limit:
-            firsts.append(count - 1)
-            total = 0
-        total += size
-    return list(pairwise([*firsts, count]))
+    ends = np.cumsum([0, *(block.stored_bytes for block in file.blocks)])
+    return [_slice_blocks(file, first, last) for first, last in batch_by_size(ends, part_bytes)]
 
 
 def _slice_blocks(file: Input, first: int, last: int) -> Slice:

@@ -273,9 +273,6 @@ FIRST, FIRST_BYTES = 1000, 512 << 10
 FIRST_OF_WORKER = 200
 """Texts that each worker compares at its start, as it may have another version of a library."""
 
-LONGEST_BYTES = 1 << 20
-"""Bytes of a longer text that are compared: the reference takes hundreds of bytes of memory for each byte."""
-
 DIFFERENCE_TOKENS = 8
 
 
@@ -288,9 +285,12 @@ class CheckedEngine:
         seed: of the sample.
 
     Attributes:
+        longest_bytes: bytes of a longer text that are compared: the reference takes hundreds of bytes for each byte.
         compared: number of compared texts.
         seen: number of encoded texts.
     """
+
+    longest_bytes = 1 << 20
 
     def __init__(self, engine: Engine, reference: Engine, *, share: float = 0.0, first: int = 0, seed: int = 0) -> None:
         self.engine, self.reference, self.name = engine, reference, engine.name
@@ -310,8 +310,8 @@ class CheckedEngine:
             raise MismatchError(f"{self.name}: {len(bounds) - 1} texts returned (need {len(offsets) - 1})")
         for text in self._sample(offsets):
             content, tokens = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
-            if len(content) > LONGEST_BYTES:
-                end = LONGEST_BYTES
+            if len(content) > self.longest_bytes:
+                end = self.longest_bytes
                 while content[end] & 0xC0 == 0x80:  # inside a character
                     end -= 1
                 content = content[:end]

@@ -23,7 +23,7 @@ from binidx.storage.cache.block_files import directory_of_index, place_of_cache
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import bytes_text
+from binidx.storage.usage_report import bytes_text
 from binidx.storage.writing.publish import delete_object, write_object
 
 OK, WARNING, FAILED = "ok", "warning", "failed"

@@ -39,7 +39,7 @@ from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import bytes_text
+from binidx.storage.usage_report import bytes_text
 
 MAX_EPOCHS = 4.0
 """Number of epochs after which repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,

@@ -42,11 +42,14 @@ from binidx.dataset.stored.baked import check_bakeable
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
-from binidx.format.idx_blocks import IndexColumns
+from binidx.format.index_columns import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
-from binidx.jobs.parts import JobFolder, JobStage, Values, Workers, run_stages
+from binidx.jobs.job_folder import JobFolder
+from binidx.jobs.parts import Values, Workers
+from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
+from binidx.jobs.stages import JobStage, run_stages
 from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
@@ -58,7 +61,6 @@ from binidx.run.run_parts import PerProcess
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import put_if_absent, write_object
 
 ALGORITHM = 1

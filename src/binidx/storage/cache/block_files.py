@@ -20,7 +20,7 @@ object are fetched again. Table and data are one file, so both appear and disapp
 Index files of remote stores are cached for all processes of a node in {tempdir}/binidx-{uid}, which only this user may
 write to (mode 0700): its checksums do not protect against a user who can rewrite them. BINIDX_INDEX_DIR names another
 directory, "off" none; a cache_dir holds index files, too. Without a usable directory each process keeps index files in
-its own memory, and logs that once. So it does if the directory is full, up to `disk_cache.UNCACHED_BYTES`: more is an
+its own memory, and logs that once. So it does if the directory is full, up to `DiskCache.uncached_bytes`: more is an
 error.
 
 A cache directory that binidx makes is private (0700). What it makes in one has the permissions of the directory, so one

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.errors import warn_once
 from binidx.forks import ProcessLock
 from binidx.native.arguments import PlacedBlocks
 from binidx.storage.cache.block_files import (
@@ -43,7 +44,7 @@ from binidx.storage.cache.block_files import (
     write_chunks,
     write_meta,
 )
-from binidx.storage.cache.eviction import CacheQuota, Reservation, warn_once
+from binidx.storage.cache.eviction import CacheQuota, Reservation
 from binidx.storage.cache.fill_progress import FillProgress
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.cache.seals import Seal, make_seal

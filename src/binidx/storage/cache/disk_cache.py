@@ -52,14 +52,6 @@ CACHED_ROUND_BYTES = 32 << 20
 FILLERS = 3
 """Threads that fetch a large object: some bytes arrive while others are written and checked."""
 
-WAIT_SECONDS, LEAST_WAIT_SECONDS = 30.0, 0.5
-"""Seconds to wait for chunks that another process fetches, before reading them from the store; the second number holds
-after a wait that failed, until one succeeds. A stopped process holds its locks."""
-
-UNCACHED_BYTES = 256 << 20
-"""Bytes of whole files that a process holds in its own memory where the directory has no room for them: enough for
-small indices on a full disk. 8 ranks that each held an index of 81 GB would need 650 GB."""
-
 _in_memory: list[weakref.ref[NDArray[np.uint8]]] = []
 """Whole files that this process holds in memory, as their directory has no room for them."""
 
@@ -83,12 +75,22 @@ class DiskCache:
         block_bytes: unit of evicting, a multiple of `chunk_bytes`.
         fill: `ReadSettings.cache_fill`, for loaders.
 
+    Attributes:
+        wait_seconds, least_wait_seconds: time to wait for chunks that another process fetches, before reading them from
+            the store; the second one holds after a wait that failed, until one succeeds. A stopped process holds its
+            locks.
+        uncached_bytes: bytes of whole files that a process holds in its own memory where the directory has no room for
+            them: enough for small indices on a full disk. 8 ranks that each held an index of 81 GB would need 650 GB.
+
     Raises:
         UncacheableError: the version of the object is unknown.
 
     Views are of mapped files, and stay valid when their block is evicted. If nothing can be cached, the exact ranges
     are read instead of whole chunks. Pickles as its arguments; each process maps blocks for itself.
     """
+
+    wait_seconds, least_wait_seconds = 30.0, 0.5
+    uncached_bytes = 256 << 20
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class DiskCache:
         self.content = CachedContent(redacted(self.uri), self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = LayerStats(cache="disk")
         self._ask_ahead = AskAhead()
-        self._wait_seconds = WAIT_SECONDS
+        self._wait_seconds = self.wait_seconds
         self.cached = get_cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -175,7 +177,7 @@ class DiskCache:
             return self.stats.read(self.reader, ranges)
         _in_memory[:] = [reference for reference in _in_memory if reference() is not None]
         held = sum(array.nbytes for reference in _in_memory if (array := reference()) is not None)
-        if held + self.size > UNCACHED_BYTES:
+        if held + self.size > self.uncached_bytes:
             raise ConfigError(
                 f"{self.uri}: no room in {self.directory} ({self._describe_room()}, need {self.size:,} bytes; {held:,} "
                 "of other files are in memory already); make room, raise BINIDX_INDEX_BYTES if it is set, or name a "
@@ -244,9 +246,9 @@ class DiskCache:
             before = len(missing)
             missing = [chunk for chunk in self.cached.check_chunks(missing) if chunk not in done]
             if len(missing) < before:
-                self._wait_seconds = WAIT_SECONDS
+                self._wait_seconds = self.wait_seconds
             elif time.monotonic() > deadline:
-                self._wait_seconds = LEAST_WAIT_SECONDS
+                self._wait_seconds = self.least_wait_seconds
                 break
         self.stats.add(waits=len(waited))
 

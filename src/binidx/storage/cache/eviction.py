@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from binidx.errors import warn_once
 from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
 
 logger = logging.getLogger(__name__)
@@ -35,14 +36,8 @@ FREE_PART = 10
 
 FREED_PART = 16
 USAGE = struct.Struct("<qdd")
-COUNT_AGAIN_SECONDS = 3600.0
-EVICTION_PAUSE_SECONDS = 10.0
 EVICTION_WAIT_SECONDS = 5.0
 """Longest wait for another process's eviction; one that counts 10,000 files takes 100 ms."""
-
-COUNT_WAIT_SECONDS = 2.0
-"""Longest wait for another update of the sum. An update takes 10 us; a process stopped in it (SIGSTOP, a frozen node)
-must not stop the others."""
 
 MAX_WRITES = 16
 """Objects of a directory that a process writes at once."""
@@ -112,10 +107,16 @@ class CacheQuota:
         release: called before an eviction, to unmap blocks of this process.
         keepers: return whether a filling of this process needs a block later, by its path; such blocks stay.
         pause_reason: why caching was stopped last; "" if it never was.
+        pause_seconds: time without caching, and without another eviction of any process, after one that failed.
+        count_again_seconds: longest age of a count of all blocks.
+        count_wait_seconds: longest wait for another update of the sum. An update takes 10 us; a process stopped in it
+            (SIGSTOP, a frozen node) must not stop the others.
 
     Raises:
         OSError: the file `usage` can be neither opened nor created.
     """
+
+    pause_seconds, count_again_seconds, count_wait_seconds = 10.0, 3600.0, 2.0
 
     def __init__(self, directory: str, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
@@ -185,7 +186,7 @@ class CacheQuota:
 
     def pause(self, why: str) -> None:
         """Stop caching for ten seconds; log a warning, once for a directory in a process."""
-        self._paused_until, self.pause_reason = time.monotonic() + EVICTION_PAUSE_SECONDS, why
+        self._paused_until, self.pause_reason = time.monotonic() + self.pause_seconds, why
         bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
         warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
 
@@ -211,21 +212,21 @@ class CacheQuota:
                         self._add(-block.num_bytes)
                         freed += block.num_bytes
                 if freed < excess:
-                    with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
+                    with self._locked(COUNTER, self._lock, self.count_wait_seconds):
                         self._write(*self._usage()[:2], time.time())
                 return freed >= excess
         return self.excess() <= 0
 
     def _failed_lately(self) -> bool:
         """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
-        return 0 <= time.time() - self._usage()[2] < EVICTION_PAUSE_SECONDS
+        return 0 <= time.time() - self._usage()[2] < self.pause_seconds
 
     def recount(self) -> list[BlockFile]:
         """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
         with contextlib.ExitStack() as writes:
             for lock in self._writing:
                 writes.enter_context(lock)
-            writes.enter_context(self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS))
+            writes.enter_context(self._locked(COUNTER, self._lock, self.count_wait_seconds))
             blocks = block_files(self.directory)
             self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
         return blocks
@@ -247,11 +248,11 @@ class CacheQuota:
 
     def _add(self, count: int, coming: int = 0) -> None:
         """Add bytes to the sum, which is counted anew once an hour, and to those that are coming."""
-        with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
+        with self._locked(COUNTER, self._lock, self.count_wait_seconds):
             self._coming += coming  # first, whatever fails
             used, counted_at, failed_at = self._usage()
             self._write(max(0, used + count), counted_at, failed_at)
-        if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
+        if not 0 <= time.time() - counted_at <= self.count_again_seconds or used < 0:
             self.recount()
 
     def _usage(self) -> tuple[int, float, float]:
@@ -293,13 +294,3 @@ class Reservation:
     """
 
     left: int
-
-
-def warn_once(subject: str, message: str) -> None:
-    """Log a warning, unless this process has already logged one for the subject."""
-    mark = object()
-    if _warned.setdefault(subject, mark) is mark:  # one step, as files are opened by many threads
-        logger.warning("%s: %s", subject, message)
-
-
-_warned: dict[str, object] = {}

@@ -34,18 +34,19 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import CancelledReadError
+from binidx.errors import CancelledReadError, warn_once
 from binidx.storage.cache.block_files import block_path
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.eviction import CacheQuota
 from binidx.storage.cache.fill_progress import FILL_PROBES, YIELD_SECONDS, FillProgress
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope, cancellable
-from binidx.storage.stats import add_usage, bytes_text
+from binidx.storage.stats import add_usage
 from binidx.storage.threads import available_cores
+from binidx.storage.usage_report import bytes_text
 
 logger = logging.getLogger("binidx")
 
@@ -62,9 +63,6 @@ On two cores 8 take a tenth less CPU than 16, whose bytes have left the cores' c
 
 ROOM_PART = 8
 """An eighth of the room of a cache stays for its tables, index files and chunks of other reads."""
-
-CHOOSE_SECONDS, LONGEST_PAUSE = 15.0, 480.0
-"""Shortest and longest time between two choices while the room is full."""
 
 FOREVER = np.iinfo(np.int64).max
 """Step of the last read of an extent that is to stay."""
@@ -130,16 +128,20 @@ class CacheFilling:
         is_expected: whether most extents are likely to pay: missing bytes are then read by ranges from now on.
 
     Attributes:
+        extent_bytes: bytes that one request fetches.
+        choose_seconds, most_choose_seconds: shortest and longest time between two choices while the room is full.
         step: number of the next step.
         progress: extents in flight, and rates.
         thread: the thread that chooses; it ends when all is filled, and soon after `stop`.
     """
 
+    extent_bytes, choose_seconds, most_choose_seconds = EXTENT_BYTES, 15.0, 480.0
+
     def __init__(
         self, readers: Sequence[RangeReader], count_uses: Callable[[], ExtentUses], *, is_expected: bool
     ) -> None:
         self.step = 0
-        self.progress = FillProgress(EXTENT_BYTES, sum(reader.size for reader in readers) if is_expected else 0)
+        self.progress = FillProgress(self.extent_bytes, sum(reader.size for reader in readers) if is_expected else 0)
         self._readers, self._count_uses, self._is_expected = readers, count_uses, is_expected
         self._caches: dict[int, DiskCache | None] = {}
         self._scope = Scope()
@@ -190,7 +192,7 @@ class CacheFilling:
         except CancelledReadError:
             pass
         except Exception as error:
-            warn_once("disk cache", f"not filled any more, reads go on: {type(error).__name__}: {error}")
+            warn_once(f"disk cache of {self._readers[0].uri}", f"not filled any more, reads go on: {error!r}")
         finally:
             self.stop()
 
@@ -215,7 +217,7 @@ class CacheFilling:
         if fills_all:
             uses = replace(uses, last=np.full(len(uses.sizes), FOREVER))
         filled = np.zeros(len(uses.sizes), bool)
-        pause, share = CHOOSE_SECONDS, 0.0
+        pause, share = self.choose_seconds, 0.0
 
         def choose(room: float, step: int) -> NDArray[np.int64]:
             nonlocal share
@@ -232,12 +234,12 @@ class CacheFilling:
                 missing = chosen[~filled[chosen]]
                 self.progress.bytes_left = int(uses.sizes[missing].sum())
                 if len(missing) and self._fetch(uses, missing, filled, lambda room=room: choose(room, self.step)):  # type: ignore[misc]
-                    pause = CHOOSE_SECONDS
+                    pause = self.choose_seconds
                 elif len(chosen) == len(choose(math.inf, step)) and not len(missing):
                     break
                 else:  # wait until extents in the room are not needed any more, or others have left room
                     Flight[int, None]().wait(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    pause = min(2 * pause, self.most_choose_seconds)
         finally:
             quota.keepers.remove(self.needs)
         if self.progress.extents.count:
@@ -312,7 +314,7 @@ class CacheFilling:
 
     def _fetch_extent(self, uses: ExtentUses, place: int) -> bool:
         """Fetch the missing chunks of an extent, unless no later step needs it; return False if there is no room."""
-        cache, start = self._cache_of(int(uses.objects[place])), int(uses.numbers[place]) * EXTENT_BYTES
+        cache, start = self._cache_of(int(uses.objects[place])), int(uses.numbers[place]) * self.extent_bytes
         last, size = int(uses.last[place]), int(uses.sizes[place])
         if cache is None or last < self.step:
             return True
@@ -326,7 +328,7 @@ class CacheFilling:
         progress = self.progress
         if not progress.is_awaited:
             progress.calm.wait(YIELD_SECONDS)
-        key, num_bytes = (content.key, start // EXTENT_BYTES), min(len(missing) * content.chunk_bytes, size)
+        key, num_bytes = (content.key, start // self.extent_bytes), min(len(missing) * content.chunk_bytes, size)
         progress.in_flight[key] = time.monotonic()
         try:
             with progress.extents.measured(num_bytes):

@@ -70,9 +70,6 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
 """Longest time to send one part of an upload: a constant, plus the time of its bytes at the lowest rate of a link."""
 
-COPIED_BYTES_PER_SECOND = 1_000_000
-"""Lowest rate at which the store itself copies a part, one of a few at once on slow disks."""
-
 
 class S3Store(FsspecWrites, DirectStore):
     """Store of S3. Reads are pinned to the ETag; without one, to version id, size and date."""
@@ -90,6 +87,8 @@ class S3Store(FsspecWrites, DirectStore):
     min_part, max_parts = 5 << 20, 10_000
     # Copied in seconds, well inside the timeouts of clients, and with many in flight faster than one huge part.
     copied_part = 128 << 20
+    # Longest time to copy a part: a constant, plus the time of its bytes, one of a few at once on slow disks.
+    copy_seconds, copied_bytes_per_second = STALL_SECONDS, 1_000_000
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         super().__init__(uri, storage_options)
@@ -344,7 +343,8 @@ class S3Upload:
         wanted: dict[str, Any] = {"CopySource": self._store.object_of(source.uri)}
         wanted.update({"CopySourceIfMatch": source.identity["etag"]} if "etag" in source.identity else {})
         wanted.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where != (0, source.size) else {})
-        seconds = max(STALL_SECONDS + (where[1] - where[0]) / COPIED_BYTES_PER_SECOND, self._store.read_timeout)
+        seconds = self._store.copy_seconds + (where[1] - where[0]) / self._store.copied_bytes_per_second
+        seconds = max(seconds, self._store.read_timeout)
 
         async def send() -> Mapping[str, str]:
             headers = copy_headers(wanted)

@@ -25,7 +25,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from binidx.errors import ObjectChangedError, SlowCopyError, StorageError
+from binidx.errors import ObjectChangedError, SlowCopyError
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import RangeReader, VersionedReader, Writer
 from binidx.storage.location import Location
@@ -37,7 +37,7 @@ from binidx.storage.stores.registry import scheme_of, store_class
 from binidx.storage.threads import READS
 from binidx.storage.writing.compare import compare_object
 from binidx.storage.writing.multipart import PartUpload, takes_parts
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import create_object, discard_writes
 from binidx.storage.writing.staging import StagingFile
 
 
@@ -110,8 +110,6 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
 
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
-COPY_TRIES = 5
-"""Tries for a part that the store does not copy in time."""
 
 
 class Join(Protocol):
@@ -190,9 +188,9 @@ def choose_form(location: Location, size: int, codec: str, num_pieces: int) -> s
 
 
 class _CopiedParts:
-    """A multipart upload whose parts the store copies."""
+    """A multipart upload whose parts the store copies; one that is not copied in time is tried `copy_tries` times."""
 
-    how = "server"
+    how, copy_tries = "server", 5
 
     def __init__(self, location: Location, plan: Sequence[Part]) -> None:
         self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
@@ -234,7 +232,7 @@ class _CopiedParts:
             try:
                 return self._upload.copy(number, _info(piece.reader), where)
             except SlowCopyError as error:
-                if tries == COPY_TRIES:
+                if tries == self.copy_tries:
                     raise SlowCopyError(f"{error} ({tries} tries)") from error
             if (arrived := self._upload.find_part(number, where)) is not None:
                 return arrived
@@ -307,8 +305,8 @@ class _Streamed:
         self._open.close()
 
     def abandon(self) -> None:
-        with contextlib.suppress(Exception), self._open:
-            raise StorageError("abandoned")
+        with contextlib.suppress(Exception):
+            discard_writes(self._open)
 
     def _copy_in_kernel(self, piece: SourcePiece, advance: Callable[[int], object]) -> int:
         """Copy as much of a piece as the kernel can; return the byte at which the rest begins."""

@@ -85,6 +85,16 @@ def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.Abs
     return _stage(path, lambda: StagingFile(path, size, durable), None, size)
 
 
+def discard_writes(writes: contextlib.ExitStack) -> None:
+    """End the writes of a stack as after an exception, so that nothing is published; no effect on a closed stack."""
+    with contextlib.suppress(_Abandoned), writes:
+        raise _Abandoned
+
+
+class _Abandoned(Exception):
+    """Raised inside an unfinished write to remove it."""
+
+
 def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> bool:
     """Create a small object if none exists; of several writers, the first one wins.
 

@@ -1,4 +1,4 @@
-"""Receivers of the progress of copies and of other long work."""
+"""Receivers of the progress of long work."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+"""Stages of a job, one after the other, and its finish, once for all calls.
+
+    parts of the first stage ──► of the next, planned from their results ──► ... ──► finish, once every record exists
+
+Several calls may finish a job at once. Each writes the same bytes, and the first one to be ready removes the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from binidx import errors
+from binidx.jobs.job_folder import JobFolder, PartResults
+from binidx.jobs.parts import PartType, Values, Workers, make_parts
+from binidx.jobs.progress import ProgressWatcher, Unit
+from binidx.jobs.runner import ATTEMPTS
+from binidx.storage.location import Location
+from binidx.storage.requests.retries import pause
+from binidx.storage.threads import REQUESTS
+from binidx.storage.writing.publish import delete_object
+
+
+@dataclass(frozen=True)
+class JobStage(Generic[PartType]):
+    """Stage of a job: tasks that need the results of all tasks of the stage before.
+
+    Args:
+        name: name of the stage, for progress.
+        make: as in `make_parts`.
+        plan: returns the tasks, from the results of the stage before; {} for the first one.
+        unit: unit of the sizes of its tasks.
+        recorded: whether its tasks have records; without, a task is done anew or finds its own result.
+    """
+
+    name: str
+    make: Callable[[PartType], Any]
+    plan: Callable[[dict[str, Any]], Sequence[PartType]]
+    unit: Unit = "bytes"
+    recorded: bool = True
+
+
+def run_stages(
+    stages: Sequence[JobStage[Any]], folder: JobFolder | None, workers: Workers, watch: ProgressWatcher, **options: Any
+) -> tuple[list[PartResults[Any]], int]:
+    """Run the stages of a job in order, up to one whose tasks other shards must make.
+
+    Args:
+        folder: folder of the records, which is claimed; None: no records.
+        options: of `make_parts`.
+
+    Returns:
+        The results of each stage that ran, and the number of tasks of the last of them that have no result.
+
+    Raises:
+        ObjectExistsError: the folder holds parts of another job.
+    """
+    if folder is not None:
+        folder.claim()
+    results, missing = list[PartResults[Any]](), 0
+    for stage in stages:
+        tasks = stage.plan(results[-1] if results else {})
+
+        def begin(total: int, done: int, stage: JobStage[Any] = stage) -> None:
+            watch.begin(stage.name, total, done, stage.unit)
+
+        records = folder if stage.recorded else None
+        results.append(make_parts(stage.make, tasks, workers, records, advance=watch.advance, begin=begin, **options))
+        if missing := len({task.name for task in tasks}) - len(results[-1]):
+            break
+    return results, missing
+
+
+def finish_once(finish: Callable[[], object], is_finished: Callable[[], bool], attempts: int = ATTEMPTS) -> bool:
+    """Do the last stage of a job in this process, unless another call does it first; return whether this one did.
+
+    Args:
+        finish: puts the parts together; several calls may do so at once, as they write the same bytes.
+        is_finished: returns whether another call has finished the job, and so may have removed the parts.
+        attempts: most attempts after an ObjectChangedError: a second worker of a part may write the same bytes again,
+            while they are read.
+    """
+    attempt = 1
+    while True:
+        try:
+            finish()
+            return True
+        except errors.BinidxError as error:
+            if is_finished():
+                return False
+            if not isinstance(error, errors.ObjectChangedError) or attempt == attempts:
+                raise
+        time.sleep(pause(attempt))
+        attempt += 1
+
+
+def make_recorded_parts(
+    make: Callable[[PartType], Values],
+    parts: Sequence[PartType],
+    workers: Workers,
+    records: Location | None,
+    identity: Mapping[str, Any],
+    watch: ProgressWatcher,
+    *,
+    remote_data: bool = False,
+    is_final: Callable[[Values], bool] = lambda result: True,
+) -> dict[str, Values]:
+    """Make parts without objects, whose results the caller combines; `records` keep the results for a restart.
+
+    A call without a shard removes the records at its end.
+
+    Args:
+        make, parts, workers, remote_data: as in `make_parts`.
+        records: folder of the results; None: they are not kept.
+        identity: all that decides the results, in JSON values.
+        watch: gets the bytes of the parts.
+        is_final: whether the record of a result is kept; another part is made again by the next call.
+
+    Raises:
+        ConfigError: a shard without `records`.
+        ObjectExistsError: `records` are of another job.
+    """
+    if records is None and workers.shard is not None:
+        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
+    folder = None if records is None else JobFolder(Location(records.absolute, records.options), identity)
+    stage = JobStage("tokens", make, lambda _: parts)
+    (results,), _ = run_stages([stage], folder, workers, watch, remote_data=remote_data)
+    if folder is not None and workers.shard is None:
+        folder.remove(parts)
+    elif folder is not None:
+        again = [part for part in parts if part.name in results and not is_final(results[part.name])]
+        REQUESTS.map(delete_object, map(folder.file, again))
+    return results
