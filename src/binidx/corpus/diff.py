@@ -28,6 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, document_tasks, exchange_file, list_blocks, read_bucket
+from binidx.corpus.shuffle_buckets import assign_buckets
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
@@ -200,8 +201,7 @@ class _Diff:
                 rows = np.empty(len(hashes), HASHED)
                 rows["hash"], rows["document"] = hashes, np.arange(document, document + len(hashes))
                 document += len(hashes)
-                buckets = (hashes[:, 0] >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)
-                writer.add_rows(buckets.astype(np.int64), rows)
+                writer.add_rows(assign_buckets(hashes[:, 0], num_buckets), rows)
             return writer.publish(exchange_file(self.location, task.name))
 
     def write_matches(self, task: ExchangeTask) -> Values:
