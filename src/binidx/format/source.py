@@ -26,7 +26,7 @@ from binidx.format.idx import SequenceIndex, open_index
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
-from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
+from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.eviction import warn_once
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import RangeReader
@@ -396,7 +396,4 @@ def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[Source
         objects ("raw").
     """
     joining = codec_named(codec).joining
-    if joining is None:
-        return []
-    end = InMemory(uri, joining.end([pair.plain for pair in pairs]))
-    return [SourcePiece(end, 0, end.size)]
+    return [SourcePiece.of_bytes(uri, joining.end([pair.plain for pair in pairs]))] if joining else []
