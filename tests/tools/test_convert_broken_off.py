@@ -29,7 +29,6 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, Ob
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.stores.driver_errors import PartsLostError
-from binidx.storage.writing.multipart import plan_blocks
 from binidx.tools import main
 
 PART = SEGMENT_BYTES
@@ -416,9 +415,9 @@ def test_a_convert_whose_source_is_gone_keeps_the_parts_that_it_has_written(tmp_
 
 
 def test_huge_objects_get_larger_blocks() -> None:
-    assert plan_blocks(80 * 10**9) == 8 << 20
+    assert token_parts.plan_blocks(80 * 10**9) == 8 << 20
     for size in (84 * 10**9, 10**12, 5 * 2**40):
-        block_bytes = plan_blocks(size)
+        block_bytes = token_parts.plan_blocks(size)
         assert block_bytes % SEGMENT_BYTES == 0
         assert -(-size // block_bytes) <= 10_000
         assert all(start % block_bytes == 0 for start, _ in token_parts.plan_ranges(size, block_bytes))

@@ -40,7 +40,7 @@ from binidx.corpus.block_digests import same_content, same_samples
 from binidx.corpus.copies.convert_owner import ConvertOwner
 from binidx.corpus.copies.copy_job import CopyJob
 from binidx.corpus.copies.object_copy import COPIES, ObjectCopy, WorkersCopy
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.token_parts import PinnedDataset, plan_blocks, plan_ranges
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
@@ -52,7 +52,6 @@ from binidx.storage.open import codec_named, open_object, open_stored, stream
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.writing.concatenate import choose_form
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.multipart import plan_blocks
 from binidx.storage.writing.publish import write_object
 
 

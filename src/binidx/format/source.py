@@ -67,6 +67,10 @@ class DatasetFiles:
         """The `.idx`, whose columns are read by ranges; of a virtual merge the one that a merge would write."""
         return open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
 
+    def check_opened(self, earlier: Mapping[str, Any]) -> None:
+        """Raise ObjectChangedError unless this is the version with these identities, which was opened earlier."""
+        check_pair(self.prefix, earlier, self.opened, "it was opened", "run it again")
+
     def as_part(self, uri: str) -> VirtualPart:
         """Return the pair as a part of the virtual merge whose list has this absolute URI."""
         prefix, index = relative_part(uri, self.prefix.uri), self.index
@@ -214,12 +218,10 @@ class PairSource(DatasetFiles):
         """Open the tokens as plain bytes; `mmap` as in `open_stored`."""
         return codec_named(self.codec).open(self.open_stored(mmap=mmap), b"")
 
-    @property
+    @cached_property
     def plain(self) -> RangeReader:
         """Reader of the plain bytes, opened once."""
-        if "_plain" not in vars(self):
-            self._plain = self.open_plain()
-        return self._plain
+        return self.open_plain()
 
     def token_digests(self) -> dict[str, str]:
         """Return digests of files that describe the tokens: that of the codec and "manifest", as far as there are any.

@@ -160,31 +160,21 @@ class ObjectCopy:
     def _check_copy(self, location: Location, remove: Callable[[], object]) -> None:
         """Compare the copy with the source; remove a wrong one, and the record of its wrong part."""
         try:
-            if (wrong := self._find_wrong(location, checksum=self.job.checksum)) is not None:
-                start, stop = wrong
-                part = next(part for part in self.parts if part.start <= start < part.stop)
-                delete_object(self.folder.file(part))
-                problem = f"bytes {start} to {stop} arrived wrong; removed, run it again"
+            if not self.job.checksum:
+                self._check_size(open_object(location, cache=False, codec=self.job.codec))
+            elif (wrong := self._read_back(location)) is not None:
+                delete_object(self.folder.file(next(part for part in self.parts if part.start <= wrong[0] < part.stop)))
+                problem = f"bytes {wrong[0]} to {wrong[1]} arrived wrong; removed, run it again"
                 raise CorruptCopyError(f"{self.job.target}: {problem}")
         except CorruptCopyError:
             remove()
             raise
-
-    def _find_wrong(self, location: Location, *, checksum: bool) -> Range | None:
-        """Return the first range whose bytes differ, if `checksum` is set.
-
-        Raises:
-            CorruptCopyError: the copy has another size, or cannot be read.
-        """
-        try:
-            if checksum:
-                return self._read_back(location)
-            self._check_size(open_object(location, cache=False, codec=self.job.codec))
-            return None
         except FormatError as error:  # of its seek table
+            remove()
             raise CorruptCopyError(f"{error}; removed, run it again") from error
 
     def _check_size(self, reader: RangeReader) -> None:
+        """Raise CorruptCopyError if the copy has another size."""
         target, needed = self.job.target, self.job.size
         if reader.size != needed:
             raise CorruptCopyError(f"{target}: {reader.size} bytes arrived, needed {needed}; removed, run it again")
@@ -251,7 +241,7 @@ class SlicedCopy(ObjectCopy):
         if len(self._records) != len(self.parts) or not object_exists(self.job.target):
             return False
         with contextlib.suppress(CorruptCopyError):
-            if self._find_wrong(self.job.target, checksum=True) is None:
+            if self._read_back(self.job.target) is None:
                 discard_parts(self.job.target, begun.token)  # which are still there if equal bytes stood there before
                 return True
         return False
