@@ -15,11 +15,10 @@ Time: about 1 us for a document and 1 ns for a token.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +126,7 @@ def diff_datasets(
     is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
     if records is None and not is_here:
         raise ConfigError("records: workers of other machines need a folder that all of them reach; name one")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         place = records or stack.enter_context(tempfile.TemporaryDirectory(prefix="binidx-diff-", dir=scratch))
         folder = Location.of(place, left_options if records is not None else None)
         counts = datasets[0].index.num_documents, datasets[1].index.num_documents

@@ -133,21 +133,18 @@ class CopyPart:
 SendBlock = Callable[[int, Range, memoryview], str]
 """Function (number from 1, range, bytes) that adds a block to an upload and returns its tag."""
 
-NOT_SENT: SendBlock = lambda number, where, data: ""  # noqa: E731
-"""No upload."""
-
 
 def copy_parts(
     parts: Sequence[CopyPart],
     reader: RangeReader,
-    send: SendBlock = NOT_SENT,
+    send: SendBlock | None = None,
     before_publish: Callable[[], object] | None = None,
     advance: Callable[[int], object] = lambda size: None,
 ) -> Generator[tuple[CopyPart, Values], None, None]:
     """Write the bytes and checksums of parts of one copy, in order; yield each part with its record.
 
     Args:
-        send: takes the blocks of slices.
+        send: takes the blocks of slices; None in the other forms.
         before_publish: called right before the object of a whole copy appears.
         advance: called with the bytes of each block.
     """
@@ -157,7 +154,8 @@ def copy_parts(
     def copy(planned: tuple[CopyPart, Range]) -> tuple[memoryview, Block]:
         part, where = planned
         [data] = reader.read([where])
-        return data, (*where, xxhash.xxh3_128_hexdigest(data), send(where[0] // part.job.block_bytes + 1, where, data))
+        tag = send(where[0] // part.job.block_bytes + 1, where, data) if send else ""
+        return data, (*where, xxhash.xxh3_128_hexdigest(data), tag)
 
     in_flight = blocks_in_flight(parts[0].job.block_bytes if parts else 1)
     with contextlib.closing(map_in_flight(copy, blocks, in_flight)) as copied:

@@ -25,7 +25,7 @@ import xxhash
 
 from binidx.corpus.block_digests import CorruptCopyError, find_difference, has_digest
 from binidx.corpus.copies.convert_owner import ConvertOwner
-from binidx.corpus.copies.copy_job import NOT_SENT, CopyJob, CopyPart, copy_part, copy_parts, open_joined, read_back
+from binidx.corpus.copies.copy_job import CopyJob, CopyPart, SendBlock, copy_part, copy_parts, open_joined, read_back
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.jobs.parts import JobFolder, Values, Workers, make_parts
 from binidx.storage.codecs.checksums import SUMS, BlockSums
@@ -65,7 +65,8 @@ class ObjectCopy:
     def __post_init__(self) -> None:
         self.parts = [CopyPart(self.job, *where) for where in self.job.ranges]
         self.folder = JobFolder(self.job.folder, self.job.identity)
-        self._records, self._send = dict[str, Values](), NOT_SENT
+        self._records = dict[str, Values]()
+        self._send: SendBlock | None = None
         self.parts_sent = self.parts_kept = self.bytes_sent = 0
 
     def copy(self) -> None:
