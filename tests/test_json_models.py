@@ -17,7 +17,7 @@ import pytest
 
 import binidx
 from binidx import describe_tokenizer
-from binidx.corpus.convert_owner import OWNER_FILE, BegunObject, ConvertOwner, OwnerFields
+from binidx.corpus.copies.convert_owner import OWNER_FILE, BegunObject, ConvertOwner, OwnerFields
 from binidx.dataset.pinned_run import PINNED_FILE, PinnedPair, PinnedRun
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE

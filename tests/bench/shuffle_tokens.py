@@ -39,7 +39,8 @@ import numpy as np
 from binidx.format.idx import format_idx_header
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.token_files import copy_pieces
-from binidx.corpus.shuffle_buckets import shuffle_keys, shuffle_order
+from binidx.corpus.random_numbers import shuffle_keys
+from binidx.corpus.shuffle_buckets import shuffle_order
 def work():
     index = IndexedDataset(source, mmap=False).index
     lengths = np.array(index.sequence_lengths)

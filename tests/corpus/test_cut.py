@@ -12,7 +12,8 @@ from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.corpus import cut
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
+from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.random_numbers import uniform_hash
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format import idx
 

@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from binidx.corpus.convert import convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
-from binidx.corpus.lineage import lineage_transfer
+from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.lineage import lineage_writer
 from binidx.corpus.merge import merge_datasets, merge_virtually
+from binidx.corpus.random_numbers import uniform_hash
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
@@ -34,8 +35,8 @@ from binidx.storage.location import Location
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (lineage, lineage_transfer):
-        monkeypatch.setattr(module, "BATCH_ROWS", 40)
+    for module, name in ((lineage, "BATCH_ROWS"), (lineage_writer, "GROUP_ROWS")):
+        monkeypatch.setattr(module, name, 40)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.corpus.shuffle_buckets import assign_buckets, shuffle_keys, shuffle_order
+from binidx.corpus.random_numbers import shuffle_keys
+from binidx.corpus.shuffle_buckets import assign_buckets, shuffle_order
 
 KEYS_OF_SEED_1 = [12004600435170586634, 18318579786496903705, 15258216826347561832]
 ORDER_OF_SEED_1 = [11, 6, 4, 10, 0, 3, 7, 5, 2, 9, 8, 1]

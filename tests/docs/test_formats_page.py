@@ -18,7 +18,7 @@ import zstandard
 from helpers.pages import python_blocks, read_page
 
 import binidx
-from binidx.corpus.convert_owner import ConvertOwner
+from binidx.corpus.copies.convert_owner import ConvertOwner
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location

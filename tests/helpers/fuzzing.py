@@ -345,7 +345,7 @@ def loader_state(folder: Path) -> Kind:
 
 def convert_journal(folder: Path) -> Kind:
     from binidx.corpus.convert import convert_dataset
-    from binidx.corpus.convert_owner import ConvertOwner
+    from binidx.corpus.copies.convert_owner import ConvertOwner
 
     prefix, target, tries = str(GOLDEN / "corpus" / "en"), str(folder / "en"), iter(range(1 << 60))
     [partial] = (GOLDEN / "converted").glob("*.partial")

@@ -9,7 +9,7 @@ import pytest
 
 from binidx.corpus import shuffle, shuffle_buckets
 from binidx.corpus.lineage import lineage_transfer
-from binidx.corpus.shuffle_buckets import shuffle_keys
+from binidx.corpus.random_numbers import shuffle_keys
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.text import line_shuffle
 

@@ -18,7 +18,8 @@ from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
 from helpers.random_datasets import Document, build_ours
 
-from binidx.corpus.convert import convert_dataset, plan_samples
+from binidx.corpus.block_digests import plan_samples
+from binidx.corpus.convert import convert_dataset
 from binidx.errors import ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.tools import main

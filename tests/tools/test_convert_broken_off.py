@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from conftest import Bucket
 from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
+from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
 from binidx.corpus.block_digests import CorruptCopyError
@@ -27,7 +29,6 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, Ob
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.stores.driver_errors import PartsLostError
-from binidx.storage.writing.multipart import plan_blocks
 from binidx.tools import main
 
 PART = SEGMENT_BYTES
@@ -91,6 +92,15 @@ def test_after_a_break_on_gcs_nothing_is_sent_twice(gs: str, tmp_path: Path, cod
     convert_dataset(target, tmp_path / "back", way=StorageFormat("raw"))
     assert pair(tmp_path / "back") == pair(source)
     assert names_beside(target) == ["en.bin.zst" if codec == "zstd" else "en.bin", "en.idx"]
+
+
+def test_an_index_in_several_pieces_leaves_none_of_them_on_gcs(gs: str, tmp_path: Path) -> None:
+    documents = [Document(np.arange(3), [1, 1, 1], [0, 0, 0])] * (PART // 24)
+    source, target = build_ours(tmp_path / "en", documents, np.uint16), f"{gs}/{uuid.uuid4().hex}/en"
+    assert os.path.getsize(f"{source}.idx") > PART
+    convert_dataset(source, target)
+    assert pair(target) == pair(source)
+    assert names_beside(target) == ["en.bin", "en.idx"]
 
 
 def test_killed_after_publishing_it_sends_nothing_twice(s3: Bucket, tmp_path: Path) -> None:
@@ -307,9 +317,11 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, when: str) 
         assert names_beside(target) == sorted(Path(target).name + end for end in (".bin", ".idx"))
 
 
-def test_the_upload_of_a_source_that_is_gone_is_aborted(s3: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_the_upload_of_a_source_that_is_gone_is_aborted(s3: Bucket, tmp_path: Path, codec: str) -> None:
     target = f"{s3.fresh()}/en"
-    assert dying(build(tmp_path / "en", 8 * MIB), 5 * MIB, target, 3) == "9"
+    convert_dataset(build(tmp_path / "plain", 8 * MIB), tmp_path / "en", way=StorageFormat(codec))
+    assert dying(str(tmp_path / "en"), 5 * MIB, target, 3) == "9"
     assert len(unfinished_uploads(target)) == 1
     other = build(tmp_path / "other", 600)
     convert_dataset(other, target)
@@ -403,9 +415,9 @@ def test_a_convert_whose_source_is_gone_keeps_the_parts_that_it_has_written(tmp_
 
 
 def test_huge_objects_get_larger_blocks() -> None:
-    assert plan_blocks(80 * 10**9) == 8 << 20
+    assert token_parts.plan_blocks(80 * 10**9) == 8 << 20
     for size in (84 * 10**9, 10**12, 5 * 2**40):
-        block_bytes = plan_blocks(size)
+        block_bytes = token_parts.plan_blocks(size)
         assert block_bytes % SEGMENT_BYTES == 0
         assert -(-size // block_bytes) <= 10_000
         assert all(start % block_bytes == 0 for start, _ in token_parts.plan_ranges(size, block_bytes))

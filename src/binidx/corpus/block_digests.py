@@ -1,10 +1,9 @@
-"""Blocks of a copy: their digests, which of them an object has, and what was counted and found wrong."""
+"""Comparison of a copy with its source: with its bytes, with samples of them, or with digests of its blocks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -17,7 +16,6 @@ from binidx.storage.open import codec_named, stream
 from binidx.storage.ranges import cut
 from binidx.storage.threads import map_in_flight
 
-Advance = Callable[[int], object]
 Block = tuple[int, int, str, str]
 """Start and stop of a block, its digest, and its tag in an upload."""
 
@@ -25,21 +23,15 @@ Block = tuple[int, int, str, str]
 COMPARED_BYTES = 8 << 20
 """Bytes of two objects that are compared at once."""
 
+NUM_SAMPLES = 64
+SAMPLE_BYTES = 64 << 10
+
 MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 8, 256 << 20
 """Most blocks that are read, or sent, at once, and most bytes of them."""
 
 
 class CorruptCopyError(StorageError):
     """A copy differs from its source; it was removed."""
-
-
-@dataclass(frozen=True)
-class CopyCounts:
-    """Counts of the parts that a copy made and found, and bytes of the made ones."""
-
-    parts_sent: int = 0
-    parts_kept: int = 0
-    bytes_sent: int = 0
 
 
 def blocks_in_flight(block_bytes: int) -> int:
@@ -70,6 +62,26 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
     return True
 
 
+def plan_samples(size: int) -> list[Range]:
+    """Return `NUM_SAMPLES` evenly spread ranges of an object, its first and last bytes included; all of a small one."""
+    if size <= NUM_SAMPLES * SAMPLE_BYTES:
+        return [(0, size)]
+    starts = (number * (size - SAMPLE_BYTES) // (NUM_SAMPLES - 1) for number in range(NUM_SAMPLES))
+    return [(start, start + SAMPLE_BYTES) for start in starts]
+
+
+def same_samples(left: RangeReader, right: RangeReader, watch: ProgressWatcher) -> bool:
+    """Return whether two objects of one size hold the same bytes in the ranges of `plan_samples`; reads each once.
+
+    Args:
+        left, right: readers of plain bytes of the same size.
+        watch: gets the number of bytes to compare.
+    """
+    samples = plan_samples(left.size)
+    watch.begin(f"compare samples of {right.uri}", sum(stop - start for start, stop in samples), 0)
+    return left.read(samples) == right.read(samples)
+
+
 def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bool:
     """Return whether a range of the plain bytes of an object has a digest, xxh3_128."""
     found = xxhash.xxh3_128()
@@ -83,7 +95,7 @@ def has_digest(stored: RangeReader, codec: str, where: Range, digest: str) -> bo
     return found.hexdigest() == digest
 
 
-def find_difference(reader: RangeReader, blocks: Sequence[Block], advance: Advance) -> Range | None:
+def find_difference(reader: RangeReader, blocks: Sequence[Block], advance: Callable[[int], object]) -> Range | None:
     """Return the first block whose bytes differ from its digest; None if all are equal."""
 
     def is_right(block: Block) -> bool:

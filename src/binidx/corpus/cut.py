@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
+from binidx.corpus.random_numbers import uniform_hash
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
@@ -139,24 +140,6 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
     # Shares that add up to 1 except for rounding leave no document out.
     last = len(ends) - 1 if ends[-1] > 1 - 1e-9 else -1
     return np.where(numbers < len(ends), numbers, last)
-
-
-def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
-    """Return a pseudorandom number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
-
-    Args:
-        seed: any integer; its low 64 bits are used.
-        first, count: number of the first document, and how many there are.
-
-    Source: SplitMix64 (Steele, Lea, Flood 2014): output (document number + 1) of the generator with this seed.
-    """
-    steps = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-    mixed = np.uint64(seed % 2**64) + steps * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    uniform: NDArray[np.float64] = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform
 
 
 def _cut(

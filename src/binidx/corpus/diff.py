@@ -15,11 +15,10 @@ Time: about 1 us for a document and 1 ns for a token.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, document_tasks, exchange_file, list_blocks, read_bucket
+from binidx.corpus.shuffle_buckets import assign_buckets
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
@@ -128,7 +128,7 @@ def diff_datasets(
     is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
     if records is None and not is_here:
         raise ConfigError("records: workers of other machines need a folder that all of them reach; name one")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         place = records or stack.enter_context(tempfile.TemporaryDirectory(prefix="binidx-diff-", dir=scratch))
         folder = Location.of(place, left_options if records is not None else None)
         counts = datasets[0].index.num_documents, datasets[1].index.num_documents
@@ -202,8 +202,7 @@ class _Diff:
                 rows = np.empty(len(hashes), HASHED)
                 rows["hash"], rows["document"] = hashes, np.arange(document, document + len(hashes))
                 document += len(hashes)
-                buckets = (hashes[:, 0] >> np.uint64(32)) * np.uint64(num_buckets) >> np.uint64(32)
-                writer.add_rows(buckets.astype(np.int64), rows)
+                writer.add_rows(assign_buckets(hashes[:, 0], num_buckets), rows)
             return writer.publish(exchange_file(self.location, task.name))
 
     def write_matches(self, task: ExchangeTask) -> Values:

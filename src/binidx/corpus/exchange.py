@@ -28,14 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import (
-    BucketColumn,
-    BucketRecords,
-    Buckets,
-    ShufflePlan,
-    ends_of,
-    record_lengths,
-)
+from binidx.corpus.shuffle_buckets import BucketColumn, BucketRecords, Buckets, ShufflePlan, ends_of, record_lengths
 from binidx.errors import FormatError
 from binidx.format.document_blocks import batch_by_size
 from binidx.jobs.parts import Values

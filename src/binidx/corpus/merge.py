@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from binidx.corpus.lineage.lineage_transfer import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
-from binidx.format.bin_file import find_bin
 from binidx.format.index_columns import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.source import joined_end
 from binidx.format.virtual import PARTS, format_parts
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.location import Location
-from binidx.storage.requests.remote_object import object_exists, read_small
+from binidx.storage.requests.remote_object import read_small
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import Join
 from binidx.storage.writing.publish import delete_object, write_object
@@ -202,7 +201,7 @@ def merge_virtually(
     """
     prefix, watch = Location.of(target, storage_options), watch or SilentWatcher()
     file = prefix + PARTS
-    if object_exists(prefix + ".idx") or find_bin(prefix):
+    if {*DatasetTarget(prefix, "raw").find_objects()} - {PARTS[1:]}:
         raise ObjectExistsError(f"{prefix}: holds a dataset, which hides a list beside it; needed a free name")
     opened = SourceDatasets([Location(Location.of(source).absolute, storage_options) for source in sources])
     opened.check_compatible(mixed=True)

@@ -44,15 +44,8 @@ from binidx.corpus.exchange import (
 )
 from binidx.corpus.lineage.lineage_transfer import LineageTransfer, shuffle_lineage
 from binidx.corpus.merge import merge_tokens, merged_index
-from binidx.corpus.shuffle_buckets import (
-    Buckets,
-    Column,
-    Pieces,
-    keyed_row,
-    plan_shuffle,
-    shuffle_keys,
-    shuffle_order,
-)
+from binidx.corpus.random_numbers import shuffle_keys
+from binidx.corpus.shuffle_buckets import Buckets, Column, Pieces, keyed_row, plan_shuffle, shuffle_order
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import (
     CombinedCounts,

@@ -48,12 +48,6 @@ from binidx.format.document_blocks import batch_by_size
 from binidx.native.token_files import copy_pieces
 from binidx.storage.ranges import cut
 
-PURPOSE = 0x62696E6964780001
-"""Second word of Philox's key, so that another use of the same seed draws other numbers."""
-
-PHILOX_BLOCK = 4
-"""Number of keys that Philox draws for one value of its counter."""
-
 BUCKET_EXTENT_BYTES = 4 << 20
 """Bytes of an extent. The unfilled rest of a stream's last extent is a hole, which takes no space on most
 filesystems."""
@@ -75,18 +69,6 @@ Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 Pieces = Iterator[memoryview]
 """Data of sorted records in one column, in pieces; a piece is valid until the next one is yielded."""
-
-
-def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Return the random sort keys of `count` records, from record number `first` on; shape (count,).
-
-    Args:
-        seed: any integer; only its low 64 bits are used.
-    """
-    key, before = np.array([seed % 2**64, PURPOSE], np.uint64), first % PHILOX_BLOCK
-    numbers = np.random.Philox(key=key, counter=first // PHILOX_BLOCK).random_raw(before + count)
-    keys: NDArray[np.uint64] = numbers[before:]
-    return keys
 
 
 def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:

@@ -21,13 +21,21 @@ from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
-from binidx.storage.stores.identity import check_pair
 
 LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
 """Least and most bytes of a part, but for the last; number of parts between them."""
 
 LEAST_BLOCKS = 8
 """Least blocks of a part that is made of blocks: a killed copy over 20 MB/s loses 3 s, at a record for each 64 MiB."""
+
+
+MAX_BLOCKS = 10_000
+"""Most blocks of an object: parts of an upload to S3."""
+
+
+def plan_blocks(size: int, block_bytes: int = 8 << 20) -> int:
+    """Return the bytes of a block of an object: whole segments, and no more blocks than an upload has parts."""
+    return -(-max(block_bytes, 1, -(-size // MAX_BLOCKS)) // SEGMENT_BYTES) * SEGMENT_BYTES
 
 
 def plan_ranges(size: int, block_bytes: int = 0) -> list[Range]:
@@ -75,7 +83,7 @@ class PinnedDataset:
             ObjectChangedError: another version is stored.
         """
         dataset = WholeDataset(self.prefix, distrust_sums=self.distrust_sums)
-        check_pair(self.prefix, self.opened, dataset.source.opened, "it was opened", "run it again")
+        dataset.source.check_opened(self.opened)
         return dataset
 
     @functools.lru_cache(2)  # noqa: B019 - as above

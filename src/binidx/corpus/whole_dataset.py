@@ -271,7 +271,7 @@ class DatasetTarget:
         if any(prefix.absolute in dataset.source.uris for dataset in sources):
             raise ConfigError(f"{prefix}: is read and written, needed another prefix to write to")
         target = cls(prefix, codec)
-        target.existing = [] if overwrite else target._find_objects()
+        target.existing = [] if overwrite else target.find_objects()
         if target.existing not in ([], [target.bin_suffix], [target.bin_suffix, "idx"]):
             raise ObjectExistsError(target.refusal)
         target.manifest = common_manifest(prefix, sources)
@@ -284,10 +284,11 @@ class DatasetTarget:
     @property
     def refusal(self) -> str:
         """Message of the ObjectExistsError for a prefix that holds another dataset."""
-        names = ", ".join(f".{suffix}" for suffix in self.existing or self._find_objects())
+        names = ", ".join(f".{suffix}" for suffix in self.existing or self.find_objects())
         return f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it"
 
-    def _find_objects(self) -> list[str]:
+    def find_objects(self) -> list[str]:
+        """Return the suffixes of the objects under the prefix, in the order in which readers look for them."""
         suffixes = (*bin_suffixes(), "idx", PARTS[1:])
         return [suffix for suffix in suffixes if object_exists(self.file(suffix))]
 
@@ -304,7 +305,7 @@ class DatasetTarget:
         Raises:
             ObjectExistsError: something else exists.
         """
-        suffixes = self._find_objects()
+        suffixes = self.find_objects()
         if suffixes and not (resumed and suffixes[1:] == [] and suffixes[0] in bin_suffixes()):
             raise ObjectExistsError(self.refusal)
 

@@ -27,7 +27,7 @@ from binidx.format.prefix_advice import did_you_mean
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
 from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
-from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
+from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
@@ -66,6 +66,10 @@ class DatasetFiles:
     def index(self) -> SequenceIndex:
         """The `.idx`, whose columns are read by ranges; of a virtual merge the one that a merge would write."""
         return open_index(self.open_idx(), self.bin.uri if self.num_parts else f"{self.prefix}.idx")
+
+    def check_opened(self, earlier: Mapping[str, Any]) -> None:
+        """Raise ObjectChangedError unless this is the version with these identities, which was opened earlier."""
+        check_pair(self.prefix, earlier, self.opened, "it was opened", "run it again")
 
     def as_part(self, uri: str) -> VirtualPart:
         """Return the pair as a part of the virtual merge whose list has this absolute URI."""
@@ -394,7 +398,4 @@ def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[Source
         objects ("raw").
     """
     joining = codec_named(codec).joining
-    if joining is None:
-        return []
-    end = InMemory(uri, joining.end([pair.plain for pair in pairs]))
-    return [SourcePiece(end, 0, end.size)]
+    return [SourcePiece.of_bytes(uri, joining.end([pair.plain for pair in pairs]))] if joining else []

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from binidx.corpus.lineage.lineage_writer import to_arrow, to_arrow_strings, to_bitmap, to_numpy
+from binidx.corpus.lineage.lineage_writer import to_arrow, to_arrow_strings, to_bitmap
+from binidx.prepare.text.parquet_reader import to_numpy
 
 KINDS = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float64]
 
@@ -64,7 +65,8 @@ def test_pandas_stays_away() -> None:
         pa.int64().to_pandas_dtype()
         if "pandas" in sys.modules:
             sys.exit(print("old"))
-        from binidx.corpus.lineage.lineage_writer import to_bitmap, to_arrow_strings, to_arrow, to_numpy
+        from binidx.corpus.lineage.lineage_writer import to_bitmap, to_arrow_strings, to_arrow
+        from binidx.prepare.text.parquet_reader import to_numpy
         to_numpy(pa.chunked_array([to_arrow(np.arange(3), pa.int64())]))
         to_numpy(to_arrow_strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
         before = "pandas" in sys.modules

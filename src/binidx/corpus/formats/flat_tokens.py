@@ -23,6 +23,7 @@ from binidx.corpus.formats.peer_files import (
     PeerOptions,
     Tokens,
     array_of,
+    format_documents,
     inflate,
     read_file,
     read_tokens,
@@ -69,7 +70,7 @@ def read_bounds(file: RangeReader, num_tokens: int) -> list[int]:
 
 def write_olmo(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
     """Write one file of all tokens."""
-    return [write_new(folder / "part-00000.npy", (document.tobytes() for document in documents))]
+    return [write_new(folder / "part-00000.npy", format_documents(documents, dtype, []))]
 
 
 LLMC_KINDS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -132,13 +133,7 @@ def read_nanotron(files: Sequence[Location], options: PeerOptions) -> Iterator[T
 def write_nanotron(folder: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
     """Write one .ds file, its index and its metadata."""
     stored, lengths = np.dtype(f"<u{2 if dtype.itemsize <= 2 else 4}"), list[int]()
-
-    def pieces() -> Iterator[bytes]:
-        for document in documents:
-            lengths.append(len(document))
-            yield document.astype(stored).tobytes()
-
-    file = write_new(folder / "00000.ds", pieces())
+    file = write_new(folder / "00000.ds", format_documents(documents, stored, lengths))
     write_new(file + ".index", [np.array([*accumulate(lengths)], "<u8").tobytes()])
     write_new(file + ".metadata", [f"Unknown Tokenizer|{stored.itemsize}\n{sum(lengths)}\n{sum(lengths)} T".encode()])
     return [file]
@@ -171,13 +166,7 @@ def read_neox(prefixes: Sequence[Location], options: PeerOptions) -> Iterator[To
 def write_neox(prefix: Location, documents: Iterable[Tokens], dtype: np.dtype[Any], options: PeerOptions) -> Files:
     """Write a dataset of GPT-NeoX' kind `lazy`; its sizes are those of documents."""
     lengths, codes = list[int](), {np.dtype(kind): code for code, kind in NEOX_KINDS.items()}
-
-    def pieces() -> Iterator[bytes]:
-        for document in documents:
-            lengths.append(len(document))
-            yield document.tobytes()
-
-    write_new(prefix + ".bin", pieces())
+    write_new(prefix + ".bin", format_documents(documents, dtype, lengths))
     count = len(lengths)
     header = NEOX_HEADER.pack(NEOX_MAGIC, 1, codes[dtype], dtype.itemsize, count, count, count + 1)
     every, starts = np.arange(count + 1), [*accumulate(lengths, initial=0)]

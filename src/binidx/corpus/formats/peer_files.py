@@ -82,9 +82,8 @@ def read_tokens(location: Location, dtype: np.dtype[Any], start: int = 0) -> Ite
     reader, left = open_object(location, cache=False, codec="raw"), b""
     if (reader.size - start) % dtype.itemsize:
         raise FormatError(f"{location}: {reader.size - start} bytes of tokens, need a multiple of {dtype.itemsize}")
-    for piece in stream(reader, reader.size):
-        taken, start = piece[start:], max(0, start - len(piece))
-        data = left + bytes(taken)
+    for piece in stream(reader, start=start):
+        data = left + bytes(piece)
         whole = len(data) - len(data) % dtype.itemsize
         yield np.frombuffer(data[:whole], dtype)
         left = data[whole:]
@@ -118,6 +117,13 @@ def split_at(pieces: Iterable[Tokens], lengths: Iterable[int]) -> Iterator[Token
         joined = np.concatenate([each for each in held if len(each)] or [left])
         yield joined[:length]
         left = joined[length:]
+
+
+def format_documents(documents: Iterable[Tokens], dtype: np.dtype[Any], lengths: list[int]) -> Iterator[bytes]:
+    """Yield the bytes of each document in tokens of `dtype`; its length is appended to `lengths`."""
+    for document in documents:
+        lengths.append(len(document))
+        yield document.astype(dtype, copy=False).tobytes()
 
 
 def write_new(location: Location, pieces: Iterable[Bytes]) -> Location:

@@ -2,7 +2,7 @@
 
 In a new dataset row i still describes document i. If only some of several sources have lineage, the documents of the
 others get their prefix as `source`, their number in it as `row`, and nulls, so that each can be found. If none has any,
-none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is imported with the first of them.
+none is written. Rows are read and written in batches. pyarrow is imported with the first of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import Buckets, Column, keyed_row, plan_shuffle, shuffle_keys
+from binidx.corpus.random_numbers import shuffle_keys
+from binidx.corpus.shuffle_buckets import Buckets, Column, keyed_row, plan_shuffle
 from binidx.corpus.whole_dataset import DatasetTarget, WholeDataset
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.sidecars.lineage import BATCH_ROWS, read_lineage
+from binidx.format.sidecars.lineage import read_lineage
 from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -27,9 +28,9 @@ from binidx.storage.writing.publish import delete_object
 
 def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
     """Yield tables for a dataset without lineage: its prefix is the source, the document number the row."""
-    from binidx.corpus.lineage.lineage_writer import build_lineage_table
+    from binidx.corpus.lineage.lineage_writer import GROUP_ROWS, build_lineage_table
 
-    for start, stop in cut((0, dataset.index.num_documents), BATCH_ROWS):
+    for start, stop in cut((0, dataset.index.num_documents), GROUP_ROWS):
         rows = np.arange(start, stop)
         yield build_lineage_table([dataset.prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
 

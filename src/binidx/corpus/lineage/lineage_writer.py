@@ -3,8 +3,8 @@
 A row takes 20 to 30 bytes. A part counts rows from the start of its slices, as the rows before them are unknown;
 `merge_lineage` adds their number.
 
-Arrow and NumPy arrays are converted here without pandas: pyarrow's `pa.array` and `to_numpy` import it if it is
-installed, 0.3 s of CPU and 40 MB in each worker process.
+NumPy arrays are converted here without pandas: pyarrow's `pa.array` imports it if it is installed, 0.3 s of CPU and
+40 MB in each worker process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.arrow import pa, parquet
+from binidx.format.bin_file import BinWriter
 from binidx.format.sidecars.lineage import lineage_schema, open_lineage
 from binidx.storage.adapters import WritableFile
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.threads import map_in_flight
-from binidx.storage.writing.publish import create_object, discard_writes
 
 Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]
 """A nullable string column of n rows: UTF-8 bytes, offsets of shape (n + 1,), and a validity mask of shape (n,)."""
@@ -41,11 +41,9 @@ class LineageWriter:
     """Writer of one lineage file, invisible until `publish`."""
 
     def __init__(self, location: Location) -> None:
-        self._open = contextlib.ExitStack()
-        self._tables: list[Any] = []
-        self.num_rows = 0
+        self._file, self._tables, self.num_rows = BinWriter(location), list[Any](), 0
         self._writer = parquet.ParquetWriter(
-            WritableFile(self._open.enter_context(create_object(location))),
+            WritableFile(self._file),
             SCHEMA,
             compression="zstd",
             use_dictionary=["source"],
@@ -91,11 +89,11 @@ class LineageWriter:
         """Make the file visible."""
         self._flush(sum(map(len, self._tables)))
         self._writer.close()
-        self._open.close()
+        self._file.publish()
 
     def abandon(self) -> None:
         """Remove the unpublished file; no effect after `publish`."""
-        discard_writes(self._open)
+        self._file.abandon()
 
     def _flush(self, count: int) -> None:
         """Write the first `count` rows of the held tables, as whole row groups but at the end of the file."""
@@ -168,6 +166,8 @@ def merge_lineage(parts: Iterable[PartLineage], target: Location) -> int:
 
 def _numbered(part: PartLineage) -> Iterator[Any]:
     """Yield tables of a part's rows, with row numbers that count from the start of the input file."""
+    import pyarrow.compute as compute
+
     first = 0
     bases = np.repeat(np.array(part.bases, np.int64), part.counts)
     opened = open_lineage(open_object(part.location, cache=False))
@@ -176,7 +176,7 @@ def _numbered(part: PartLineage) -> Iterator[Any]:
         base = bases[first : first + len(table)]
         first += len(table)
         if len(base) == len(table):
-            rows = to_arrow(to_numpy(table.column("row")) + base, pa.int64())
+            rows = compute.add(table.column("row"), to_arrow(base, pa.int64()))
             yield table.set_column(1, SCHEMA.field("row"), rows)
     if first != len(bases):
         raise FormatError(f"{part.location}: {first} rows, needed {len(bases)}, one for each document of the part")
@@ -213,14 +213,3 @@ def join_strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: N
     ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32).tobytes())
     text = pa.py_buffer(data[offsets[0] : offsets[-1]].tobytes())
     return pa.Array.from_buffers(pa.string(), len(present), [to_bitmap(present), ends, text])
-
-
-def to_numpy(column: Any) -> NDArray[Any]:
-    """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
-    kind, parts = column.type.to_pandas_dtype(), []
-    for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        data, stop = array.buffers()[1], array.offset + len(array)
-        if len(array) and kind is np.bool_:
-            data = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little").view(np.bool_)
-        parts.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
-    return np.concatenate(parts) if parts else np.empty(0, kind)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle, shuffle_keys
+from binidx.corpus.random_numbers import shuffle_keys
+from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle
 from binidx.corpus.whole_dataset import JsonResult, Options
 from binidx.errors import ConfigError, FormatError
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.lineage.lineage_writer import to_numpy
 from binidx.errors import FormatError, StorageError, clipped
 from binidx.format.arrow import pa, parquet
 from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
@@ -370,3 +369,14 @@ def _is_list(kind: Any) -> bool:
 def _true_rows(mask: Any) -> list[int]:
     rows: list[int] = np.flatnonzero(to_numpy(mask)).tolist()
     return rows
+
+
+def to_numpy(column: Any) -> NDArray[Any]:
+    """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
+    kind, parts = column.type.to_pandas_dtype(), []
+    for array in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        data, stop = array.buffers()[1], array.offset + len(array)
+        if len(array) and kind is np.bool_:
+            data = np.unpackbits(np.frombuffer(data, np.uint8), count=stop, bitorder="little").view(np.bool_)
+        parts.append(np.frombuffer(data, kind, stop)[array.offset :] if len(array) else np.empty(0, kind))
+    return np.concatenate(parts) if parts else np.empty(0, kind)

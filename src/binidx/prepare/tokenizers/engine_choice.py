@@ -36,7 +36,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.cut import uniform_hash
+from binidx.corpus.random_numbers import uniform_hash
 from binidx.errors import ConfigError, MismatchError
 from binidx.prepare.text.batch import cumulative_offsets
 from binidx.prepare.tokenizers.engine import (

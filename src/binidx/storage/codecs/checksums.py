@@ -107,6 +107,8 @@ class BlockSums:
         append: called with each new array of checksums, uint64.
     """
 
+    format_header = staticmethod(format_sums_header)
+
     def __init__(self, append: Callable[[NDArray[np.uint64]], object], block_bytes: int = SUMMED_BYTES) -> None:
         self.size = 0
         self._append, self._block_bytes = append, block_bytes

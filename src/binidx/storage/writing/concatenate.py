@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from binidx.errors import ObjectChangedError, SlowCopyError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import RangeReader, VersionedReader, Writer
+from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader, Writer
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, stream
 from binidx.storage.store_protocols import ComposingStore, MultipartStore, ObjectInfo
@@ -48,6 +48,11 @@ class SourcePiece:
     reader: RangeReader
     start: int
     stop: int
+
+    @classmethod
+    def of_bytes(cls, uri: str, data: Bytes) -> SourcePiece:
+        """Return a piece of bytes in memory; `uri` names it in errors."""
+        return cls(InMemory(uri, data), 0, len(data))
 
     @property
     def num_bytes(self) -> int:
@@ -246,9 +251,7 @@ class _Composed:
 
     def __init__(self, store: ComposingStore, uri: str, pieces: Sequence[SourcePiece]) -> None:
         self._store, self._uri, self._pieces = store, uri, pieces
-        self._temporary: list[str] = []
-        self._last: list[ObjectInfo] = []
-        self.moved_bytes = 0
+        self._temporary, self._last, self.moved_bytes = list[str](), list[ObjectInfo](), 0
 
     def fill(self, advance: Callable[[int], object]) -> None:
         objects, most = [_info(piece.reader) for piece in self._pieces], self._store.max_composed

@@ -29,7 +29,6 @@ from binidx.errors import redacted
 from binidx.forks import cached_property
 from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
-from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
 from binidx.storage.requests.retries import retried
@@ -38,18 +37,6 @@ from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 
 logger = logging.getLogger(__name__)
-MAX_PARTS = 10_000
-"""Most parts of one object: the limit of S3."""
-
-
-PART_BYTES = 8 << 20
-"""Bytes of a block of a copy, which is read by one request, and is one part of an upload."""
-
-
-def plan_blocks(size: int, block_bytes: int = PART_BYTES) -> int:
-    """Return the bytes of a block of an object: whole segments, and no more blocks than an upload has parts."""
-    return -(-max(block_bytes, 1, -(-size // MAX_PARTS)) // SEGMENT_BYTES) * SEGMENT_BYTES
-
 
 BUFFER_CHUNK_BYTES = 1 << 20
 """Bytes of one write to a connection."""

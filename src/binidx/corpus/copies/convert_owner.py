@@ -1,10 +1,10 @@
-"""Owner of a target: TARGET.convert.json, the file of the call that copies to it in its own process.
+"""Owner of a target: TARGET.convert.json, the file of the call that copies to it in its own process; and its lock.
 
     {"binidx_convert": 3, "owner": random name of that call, "objects": {"bin" or "idx": {"token": of its upload}}}
 
 The call writes its name first, and checks it before it records or publishes something: a call that finds another name,
 or no file, stops, as a later one has replaced it. On disks the lock TARGET.convert.lock refuses the later call instead.
-The file goes when the dataset is complete. What was copied is in the records of the parts, see `convert_parts`.
+The file goes when the dataset is complete. What was copied is in the records of the parts, see `copy_job`.
 
 Earlier versions kept a journal under this name, version 2. A journal is replaced, its uploads are removed, and the copy
 begins again. Those versions replace this file by a journal, so this call stops at its next check; the upload that the
@@ -13,12 +13,18 @@ file named stays until the bucket's rule for unfinished uploads removes it, and 
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from binidx.corpus.whole_dataset import object_suffixes
+from binidx.corpus.whole_dataset import bin_suffixes, object_suffixes
 from binidx.errors import FormatError, ObjectChangedError
+from binidx.jobs.progress import ProgressWatcher
 from binidx.json_models import JsonFile
+from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import retried
@@ -61,6 +67,28 @@ class ConvertOwner:
         self.file, self._target, self._name = target + ".convert.json", target, uuid.uuid4().hex
         self._objects = dict[str, BegunObject]()
 
+    @contextlib.contextmanager
+    def lock(self, watch: ProgressWatcher, *, wait: bool) -> Iterator[str]:
+        """Hold the lock of a target on a disk for the block; yield the name of its holder if that is another process.
+
+        Args:
+            wait: whether to wait until another process has released it.
+        """
+        path = (self._target + ".convert.lock").local_path
+        if path is not None:
+            path = os.path.abspath(path)
+            with contextlib.suppress(OSError):  # the first write reports it
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+        with acquire_node_lock(path, wait=False) as lock:
+            lock.leave_message(f"process {os.getpid()} of {socket.gethostname()}".encode())
+            holder = "" if lock.first else lock.message.decode() or "another process"
+            if not holder or not wait:
+                yield holder
+                return
+            watch.say(f"{self._target}: {holder} converts to it; waiting")
+        with acquire_node_lock(path) as lock:
+            yield "" if lock.first else holder
+
     def read(self) -> OwnerFields | None:
         """Return the content of the file; None if there is none. A malformed file has no owner and no objects."""
         try:
@@ -77,8 +105,9 @@ class ConvertOwner:
 
     def discard(self, earlier: OwnerFields) -> None:
         """Remove the uploads of an earlier call for another copy. The file stays, so that a kill leaves an owner."""
-        for suffix in filter(earlier.objects.__contains__, object_suffixes()):
-            discard_parts(self._target + f".{suffix}", earlier.objects[suffix].token)
+        for suffix in object_suffixes():
+            key = "bin" if "bin" in earlier.objects and suffix in bin_suffixes() else suffix  # of tokens in any form
+            discard_parts(self._target + f".{suffix}", earlier.objects.get(key, BegunObject()).token)
 
     def begun(self, suffix: str) -> BegunObject:
         """Return the state of an object."""
