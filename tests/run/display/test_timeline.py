@@ -10,11 +10,11 @@ import pytest
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.run.display.figures import FORMATS, draw_blend, draw_epochs, figure_bytes
 from binidx.run.display.timeline import build_timeline
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
+from binidx import RunOrder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
@@ -18,7 +19,6 @@ from binidx.order.requests import Request
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import BatchSchedule
 

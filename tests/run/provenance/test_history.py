@@ -16,12 +16,12 @@ from helpers.spike_model import limits_of, mixture_losses, neighbours
 from helpers.traceable_runs import write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.loader.samplers import build_sampler
 from binidx.run.display.timeline import build_timeline
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.exposures import count_exposures
 from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.spikes import RunLosses, find_spikes
 
 

@@ -19,6 +19,7 @@ from helpers.traceable_runs import random_config, random_run, write_source
 
 import binidx
 import binidx.run.provenance.read_planning as planning
+from binidx import RunOrder
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.dataset.rank_comparison import identify
@@ -30,7 +31,6 @@ from binidx.order.reads import TokenPlaces
 from binidx.order.stored.planned_order import PlannedRows, ReadPlan, format_blocks, seal
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.read_planning import plan_reads, write_read_plan
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.testing import check_order
