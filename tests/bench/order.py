@@ -30,9 +30,9 @@ from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
 from binidx.packed.packed_run import PackedReading, PackedRunOrder
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from tests.bench.corpus import open_ours, write_corpus
 from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, seconds

@@ -21,8 +21,8 @@ from binidx.dataset.split_requests import request_splits
 from binidx.errors import ConfigError
 from binidx.order.opener import Opener
 from binidx.run import run_file
-from binidx.run.needed_indices import NeededIndices
 from binidx.run.plan.inventory import take_inventory
+from binidx.run.plan.needed_indices import NeededIndices
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

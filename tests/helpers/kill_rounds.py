@@ -34,8 +34,8 @@ from helpers.lineage_data import build_with_lineage
 from helpers.preprocess_crash import killed_after, status_of
 from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, write_lines
 
-import binidx.run.provenance.baking as baking
-import binidx.run.provenance.read_planning as read_planning
+import binidx.run.stored.baking as baking
+import binidx.run.stored.read_planning as read_planning
 from binidx import RunOrder, describe_tokenizer
 from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset

@@ -26,9 +26,9 @@ from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.packed.packed_convert import indexed_to_packed
 from binidx.packed.packed_run import load_packed_run
-from binidx.run.provenance import read_planning
 from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
-from binidx.run.provenance.read_planning import plan_reads, write_read_plan
+from binidx.run.stored import read_planning
+from binidx.run.stored.read_planning import plan_reads, write_read_plan
 from binidx.tools import main
 
 BIN = Path(sys.executable).parent

@@ -27,8 +27,8 @@ from binidx.loader.samplers import build_sampler
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from binidx.storage import stats
 from binidx.storage.open import open_object
 from binidx.storage.requests.cancellation import Scope

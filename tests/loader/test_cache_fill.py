@@ -21,8 +21,8 @@ from binidx.loader import cache_fill
 from binidx.loader.cache_fill import ExtentPlaces, count_uses, open_filling, ranks_of_node, steps_ahead
 from binidx.loader.samplers import build_sampler
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.read_planning import plan_reads, write_read_plan
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.read_planning import plan_reads, write_read_plan
 from binidx.storage.cache import block_files
 from binidx.storage.stats import report_line, usage, usage_since
 

@@ -302,7 +302,7 @@ class LoadedDataset(DatasetView):
 
 def _write_plan(dataset: Any, num_samples: int | None) -> None:
     """Write the read plan of a dataset for later starts, and log the outcome."""
-    from binidx.run.provenance.read_planning import prepare_read_plan
+    from binidx.run.stored.read_planning import prepare_read_plan
 
     try:
         logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, Workers(count=1)))

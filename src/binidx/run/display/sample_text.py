@@ -14,7 +14,7 @@ from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
 from binidx.format.sidecars.lineage import origin_text
 from binidx.order.reads import OrderReads
-from binidx.run.provenance.sample_rows import known_origins
+from binidx.run.display.sample_rows import known_origins
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
 from binidx.tokenizers.describe import describe_tokenizer
