@@ -12,7 +12,7 @@ from binidx.dataset.served import is_blend
 from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.index_files import NpyLayout
 from binidx.order.requests import find_blend
-from binidx.run.provenance.history import distinct_sequences
+from binidx.run.history import distinct_sequences
 from binidx.run.run_file import Run
 
 from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table

@@ -35,7 +35,7 @@ from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import find_duplicates
 from binidx.loader.losses import LossRecorder
-from binidx.run.provenance.history import RunHistory
+from binidx.run.history import RunHistory
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.tools import main

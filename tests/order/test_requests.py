@@ -24,8 +24,8 @@ from binidx.order.requests import OverRequest, Request, find_blend
 from binidx.order.stored.baked_order import BakedRequest
 from binidx.order.stored.planned_order import PlannedRequest
 from binidx.order.view import View, ViewOrder
+from binidx.run.history import RunHistory
 from binidx.run.plan.run_plan import plan_run
-from binidx.run.provenance.history import RunHistory
 from binidx.run.stored.baking import bake, plan_bake
 from binidx.run.stored.read_planning import plan_reads, prepare_read_plan, write_read_plan
 from binidx.storage.location import Location

@@ -37,7 +37,7 @@ from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.open import read_document

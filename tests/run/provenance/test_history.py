@@ -19,9 +19,9 @@ import binidx
 from binidx import RunOrder
 from binidx.loader.samplers import build_sampler
 from binidx.run.display.timeline import build_timeline
+from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import RunHistory
 from binidx.run.provenance.spikes import RunLosses, find_spikes
 
 

@@ -13,8 +13,8 @@ from binidx.errors import MissingDriverError
 from binidx.format.sidecars.lineage import read_origins
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from binidx.index.blend import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.history import RunHistory, count_reads, count_source
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import RunHistory, count_reads, count_source
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
 MOST_SEAMS = 100

@@ -32,10 +32,10 @@ from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import find_documents
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.history import STRETCH_POSITIONS, Runs, count_reads, count_source, find_changes
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import STRETCH_POSITIONS, Runs, count_reads, count_source, find_changes
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 
 

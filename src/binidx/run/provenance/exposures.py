@@ -29,8 +29,8 @@ from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import sequences_of
 from binidx.order.source_order import join_ranges, membership, sorted_unique
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import Runs, find_sources
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import Runs, find_sources
+from binidx.run.run_order import RunOrder
 from binidx.search.matches import slices_of
 
 STRETCH_SAMPLES = 1 << 17

@@ -34,8 +34,8 @@ from binidx.index.blend import row_blocks
 from binidx.loader.losses import read_losses
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import RunHistory
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 

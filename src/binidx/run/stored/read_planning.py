@@ -29,7 +29,7 @@ from binidx.order.order_protocols import Order
 from binidx.order.stored import planned_order
 from binidx.order.stored.planned_order import PlannedSource, ReadPlan
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_order import RunOrder
 from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.location import Location

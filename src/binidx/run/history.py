@@ -29,10 +29,10 @@ from binidx.order.reads import TokenReads
 from binidx.order.source_order import sorted_unique
 from binidx.order.view import describe_place, find_read, key_samples
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.reading import StoredBlocks
 from binidx.run.run_file import RUN_FILE, Run, read_run_file
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 

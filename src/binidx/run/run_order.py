@@ -40,8 +40,8 @@ from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import SourceOrder
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import Reading, StoredBlocks
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
 from binidx.run.run_parts import PerProcess
 
@@ -368,7 +368,7 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
             MissingDriverError: pyarrow is not installed.
         """
-        from binidx.run.provenance.read_table import to_table
+        from binidx.run.read_table import to_table
 
         reads = self.readings(steps, rank)
         texts = self.read(reads.sample) if tokens else None
