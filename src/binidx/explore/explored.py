@@ -21,9 +21,9 @@ from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.display.sample_rows import known_origins
 from binidx.run.display.sample_text import TokenText
 from binidx.run.display.timeline import Timeline, build_timeline
-from binidx.run.history import RunHistory, Runs, is_packed_run
+from binidx.run.history import RunHistory, Runs
 from binidx.run.provenance.accounts import account
-from binidx.run.run_file import Run
+from binidx.run.run_file import Run, is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.ranged_arrays import open_cached_in_blocks

@@ -360,6 +360,12 @@ def read_run_file(file: Location) -> bytes:
     )
 
 
+def is_packed_run(file: Location) -> bool:
+    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
+    values = RUN_FILE.parse(read_run_file(file), file.uri)
+    return isinstance(values, dict) and "fork" in values
+
+
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths.opened)

@@ -17,7 +17,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,26 +30,30 @@ from binidx.dataset.megatron.ordered_dataset import make_opener
 from binidx.dataset.served import check_traceable, list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.forks import cached_property
+from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.index.cache.index_cache import BuildContext
-from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import OrderReads, TokenReads
 from binidx.order.sequences import SequenceRunsOrder
-from binidx.order.source_order import SourceOrder
+from binidx.order.source_order import SourceOrder, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.joined_sources import JoinedSources, join_sources
 from binidx.run.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
 from binidx.run.run_parts import PerProcess
+from binidx.storage.ranges import cut
 
 if TYPE_CHECKING:
     from binidx.format.arrow import pa
 
 
 Docs = Literal["ends", "spans"] | None
+
+STRETCH_POSITIONS = 1 << 18
+"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,23 @@ class RunOrder:
     def count_inputs(self, samples: Numbers) -> Numbers:
         """Return the number of input tokens of each sample, without pads."""
         return self.reads.count_inputs(samples, self.list_sources[samples])
+
+    def count_reads(self, spans: Iterable[tuple[int, int]]) -> Numbers:
+        """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
+
+        Args:
+            spans: positions from the first to before the second of each pair. Blocks of packed files of which no
+                source is known are not counted.
+        """
+        counts = np.zeros((2, len(self.sources)), np.int64)
+        for stretch in (stretch for span in spans for stretch in cut(span, STRETCH_POSITIONS)):
+            samples = self.reading.samples_at(np.arange(*stretch))
+            if isinstance(self.order, StoredBlocks):
+                samples %= len(self.order)  # a block has the same tokens in every pass
+                samples = samples[self.list_sources[samples] >= 0]
+            own, inputs = self.list_sources[samples], self.count_inputs(samples)
+            counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
+        return counts
 
     def check_inputs(self) -> None:
         """Raise ConfigError for fill in the middle, of which the order does not say which tokens are inputs."""
@@ -411,10 +432,20 @@ class RunOrder:
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
+def count_source(source: Source) -> tuple[int, int]:
+    """Return the number of sequences in the split of a source, and of their tokens; those that repeat count once."""
+    own, index = source.sequences, index_of(source.dataset)
+    if isinstance(own, range):
+        return len(own), index.tokens_of(own)
+    own = sorted_unique(own)
+    return len(own), int(index.sequence_lengths[own].sum(dtype=np.int64))
+
+
 def _name_order(order: Order, name: str) -> str:
     """Return the name of an order of an index: that of the index, or one of its own if there are views."""
     if isinstance(order, ViewOrder) or (isinstance(order, BlendedOrder) and order.has_views):
-        return digest(json.dumps([name, order.identity], sort_keys=True, default=str))
+        text = json.dumps([name, order.identity], sort_keys=True, default=str)
+        return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return name
 
 

@@ -30,7 +30,7 @@ def test_accounts_add_up_to_what_was_served(
     kind: type[GPTDataset], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("binidx.run.provenance.accounts.STRETCH_POSITIONS", 5)
-    monkeypatch.setattr("binidx.run.history.STRETCH_POSITIONS", 5)
+    monkeypatch.setattr("binidx.run.run_order.STRETCH_POSITIONS", 5)
     dataset = random_run(tmp_path, seed, kind)
     order = RunOrder.of_dataset(
         dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2])
