@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
-from binidx.dataset.served import is_blend
 from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.index_files import NpyLayout
 from binidx.order.requests import find_blend
@@ -55,7 +54,7 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
     """
     arrays = dataset.index_arrays
     how = outcome.how if outcome else Outcome.NOT_KEPT
-    blended = is_blend(dataset)
+    blended = dataset not in dataset.parts
     files = outcome.files if outcome and how not in (Outcome.NOT_KEPT, UNWRITTEN) else None
     return {
         "split": split,

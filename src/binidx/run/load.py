@@ -19,8 +19,7 @@ from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.served import is_blend, list_parts
-from binidx.dataset.split_requests import request_splits
+from binidx.dataset.served import list_parts
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
@@ -343,7 +342,8 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
             options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
         source = source.dataset
     dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
-    blended, parts = is_blend(dataset), list_parts(dataset) or [dataset]
+    parts = list_parts(dataset) or [dataset]
+    blended = dataset not in parts
     if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
         needed = "a run reads the train split of GPTDataset itself, as its file names no class"
         raise ConfigError(f"dataset: found {dataset!r}, {needed}")
@@ -351,7 +351,7 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
     size = dataset.size if blended else dataset.num_samples
     requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
     for request in requests:
-        [train] = request_splits(GPTDataset, dataset.config, [request, 0, 0])[Split.train]
+        [train] = Run(dataset.config, [request, 0, 0], micro_batch_size=1).requests()[Split.train]
         own: Any = find_blend(train) or train.sources[0]
         if own.description_hash() in (None, dataset.unique_description_hash):
             Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)

@@ -13,25 +13,22 @@ relative paths also has `"directory"`; they stay as they were written, as the na
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
-from itertools import chain
 from typing import Any, get_type_hints
 
 from binidx.dataset.affects import list_harmless
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.ordered_dataset import building, request_order
-from binidx.dataset.split_requests import SplitRequests, request_splits
-from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
+from binidx.dataset.split_requests import SplitRequests
+from binidx.dataset.staged import Stage
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
@@ -116,7 +113,7 @@ class Run:
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
         self._open_relative_paths()
-        self._builder()  # checks the sizes
+        self.builder()  # checks the sizes
         if self.stages is not None and self.sizes[0] != 0:
             raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
         if self.step_batch_size_schedule is not None and self.global_batch_size is not None:
@@ -171,7 +168,20 @@ class Run:
             previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
             out.write(format_run(replace(self, previous=previous)))
 
-    def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True, warns: bool = True) -> Built:
+    def builder(self, *, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
+        """Return the builder of the datasets, for one phase.
+
+        Args:
+            pinned, warns: as for `build`.
+        """
+        config = replace(self.config, read_plan=False)  # a plan knows no documents
+        return BlendedMegatronDatasetBuilder(
+            GPTDataset, self.sizes, lambda: True, config, stages=self.stages, pinned=pinned, warns=warns
+        )
+
+    def build(
+        self, *, on_outcome: Callable[[Any], None] | None = None, pinned: bool = True, warns: bool = True
+    ) -> list[Any]:
         """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
 
         Args:
@@ -188,23 +198,13 @@ class Run:
         if self.phase_transition_iterations:
             return self._phase.build(on_outcome=on_outcome, pinned=pinned, warns=warns)
         if "_built" not in vars(self):
-            built = self._builder(pinned, warns).build(on_outcome=on_outcome)
-            if self.stages is not None:
-                with building(BuildContext(on_outcome=on_outcome, warns=warns)):
-                    built[0] = StagedBlendedDataset(GPTDataset, self.stages, self.config)
-            vars(self)["_built"] = built
-        datasets: Built = vars(self)["_built"]
+            vars(self)["_built"] = self.builder(pinned=pinned, warns=warns).build(on_outcome=on_outcome)
+        datasets: list[Any] = vars(self)["_built"]
         return datasets
 
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
-        run = self._phase
-        requests = dict(request_splits(GPTDataset, run.config, run.sizes))
-        if run.stages is not None:
-            requests[Split.train] = [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))]
-        for request in chain(*requests.values()):
-            request.check_pure()
-        return requests
+        return self._phase.builder().requests()
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -325,16 +325,9 @@ class Run:
         if directory is not None and relative:
             config, stages = _rename_paths(self, {path: f"{directory}/{path}" for path in relative})
             opened = {**written.opened, **{f"{directory}/{path}": path for path in relative}}
-            written = config.written_paths = WrittenPaths(directory, opened)
+            written = config.written_paths = replace(written, directory=directory, opened=opened)
             vars(self).update(config=config, stages=stages)
         vars(self)["directory"] = written.directory
-
-    def _builder(self, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
-        stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
-        config = replace(self.config, read_plan=False)  # a plan knows no documents
-        return BlendedMegatronDatasetBuilder(
-            GPTDataset, self.sizes, lambda: True, config, other_prefixes=stages, pinned=pinned, warns=warns
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(self)}  # and not what was built

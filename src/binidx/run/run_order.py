@@ -26,13 +26,11 @@ from numpy.typing import NDArray
 
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.ordered_dataset import make_opener
-from binidx.dataset.served import check_traceable, list_parts
+from binidx.dataset.served import list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.forks import cached_property
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import OrderReads, TokenReads
@@ -95,8 +93,7 @@ class RunOrder:
         Raises:
             ConfigError: the samples are made by methods of the user, whose documents are not known.
         """
-        check_traceable(dataset, "order")
-        for part in list_parts(dataset):
+        for part in check_traceable(dataset, "order"):
             if isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = _name_order(dataset.order, dataset.unique_description_hash)
@@ -108,7 +105,7 @@ class RunOrder:
 
         Args:
             run: the saved run.
-            warns: as in `BuildContext`.
+            warns: whether a new order of the same data is a warning in the log.
 
         Returns:
             The order of the run's train split; of a run in phases, of the first.
@@ -129,7 +126,7 @@ class RunOrder:
 
         Args:
             run: the saved run.
-            warns: as in `BuildContext`.
+            warns: whether a new order of the same data is a warning in the log.
 
         Returns:
             The order of its train split; of a run in phases, of the first.
@@ -140,10 +137,10 @@ class RunOrder:
         if not isinstance(run, Run):
             raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
         run = run.phases[0]
-        if not (train := run.requests().get(Split.train)):
+        builder = run.builder(warns=warns)
+        if not (train := builder.requests().get(Split.train)):
             raise ConfigError("run: has no train split to take samples from")
-        opener = make_opener(run.config, access="ranges", context=BuildContext(warns=warns))
-        order = below = opener.open(train[0])
+        order = below = builder.opener(access="ranges").open(train[0])
         while isinstance(below, ViewOrder):
             below = below.inner
         if not isinstance(below, BlendedOrder | SourceOrder):
@@ -430,6 +427,23 @@ class RunOrder:
             data = [source.dataset.identity for source in self.sources]
             depends = {"dataset": self.description_hash, "data": data, "reading": depends}
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
+
+
+def check_traceable(dataset: Any, purpose: str) -> Sequence[Any]:
+    """Return the datasets of the sources of a dataset or blend, whose samples are the tokens that its order names.
+
+    Args:
+        dataset: the dataset.
+        purpose: beginning of the message.
+
+    Raises:
+        ConfigError: methods of the user make the samples, or it is a stored run.
+    """
+    parts = list_parts(dataset)
+    for part in parts or [dataset]:
+        if not parts or part.reads_by_itself:
+            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them")
+    return parts
 
 
 def count_source(source: Source) -> tuple[int, int]:

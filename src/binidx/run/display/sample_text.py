@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
 from binidx.format.sidecars.lineage import origin_text
 from binidx.order.reads import OrderReads
 from binidx.run.display.sample_rows import known_origins
+from binidx.run.run_order import check_traceable
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
 from binidx.tokenizers.describe import describe_tokenizer
