@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
-from binidx.dataset.affects import list_harmless
+from binidx.dataset.affects import list_harmless, saved_fields
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -97,7 +97,7 @@ class Run:
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
     same_data: Mapping[str, str] = field(default_factory=dict)
-    other_fields: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": False})
+    other_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -362,17 +362,16 @@ def is_packed_run(file: Location) -> bool:
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths.opened)
-    saved = [option.name for option in fields(written) if option.init and _is_saved(option)]
-    config = {name: getattr(written, name) for name in saved}
+    config = {option.name: getattr(written, option.name) for option in saved_fields(GPTDatasetConfig)}
     if (order := config.pop("order")) is not None:
         config["order"] = order.pinned(run.config.storage_options).to_json()
     tokenizer = vars(SavedTokenizer.of(run.config.tokenizer))
     config["tokenizer"] = {name: value for name, value in tokenizer.items() if value not in (None, {})}
-    described = {option.name: getattr(run, option.name) for option in fields(run) if _is_saved(option)}
-    steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
+    described = {option.name: getattr(run, option.name) for option in fields(run)}
+    steps = {name: described.pop(name) for name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
         config["steps"] = steps
-    described |= {**run.other_fields, "config": config}
+    described |= {**described.pop("other_fields"), "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
     for name in [name for name in ("directory", "previous", "same_data") if not described[name]]:
@@ -406,7 +405,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": tuple(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    known = {option.name for option in fields(Run) if _is_saved(option)} - STEPS.keys()
+    known = {option.name for option in fields(Run)} - {*STEPS, "other_fields"}
     others = {name: value for name, value in values.items() if name not in known}
     return Run(
         **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
@@ -427,18 +426,13 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
     return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
-def _is_saved(option: Field[Any]) -> bool:
-    """Return whether the file of a run has a field."""
-    return bool(option.metadata.get("saved", True))
-
-
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return a dataclass of the saved fields of `kind`, without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
         (option.name, hints[option.name], field(default=option.default, default_factory=option.default_factory))
-        for option in fields(kind)
-        if option.init and _is_saved(option) and option.name not in left_out
+        for option in saved_fields(kind)
+        if option.name not in left_out
     ]
     added = [(name, types[name] | None, None) for name in types.keys() - {option.name for option in fields(kind)}]
     return make_dataclass(kind.__name__, [*described, *added], kw_only=True)
@@ -471,7 +465,7 @@ def tolerates_in_run(path: str, similar: str) -> bool:
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
-        [*STEPS],
+        [*STEPS, "other_fields"],
         config=_model_of_file(
             GPTDatasetConfig,
             tokenizer=SavedTokenizer,

@@ -20,7 +20,6 @@ from binidx.format.bin_file import require_sums
 from binidx.format.idx import SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import DatasetFiles, open_source
-from binidx.index.blend import normalize
 from binidx.index.cache.inspection import CacheState, IndexFilesState, read_order_change
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
@@ -121,7 +120,8 @@ class RunInventory:
         if blend is None:
             return [(index, 1.0) for index in train]
         if blend.weights is not None:
-            return [*zip(train, normalize([*blend.weights]), strict=True)]
+            weights = np.array(blend.weights, np.float64)
+            return [*zip(train, (weights / weights.sum()).tolist(), strict=True)]
         total = max(1, sum(index.num_samples for index in train))
         return [(index, index.num_samples / total) for index in train]
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import BinidxError, redacted
 from binidx.format.source import DatasetFiles
-from binidx.index.cache.index_files import recorded_name
 from binidx.run.plan.forecast import measure_link
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.run_file import Run
@@ -127,10 +125,8 @@ def _check_directory(directory: str, needed: float, content: str) -> NodeCheck:
 
 def _check_caches(plan: RunPlan) -> Iterator[NodeCheck]:
     """Write, read and remove an object where the indices of the run are kept."""
-    config = plan.inventory.run.config
-    prefixes = [*plan.inventory.datasets]
-    directory = config.path_to_cache or f"{prefixes[0]}/cache/{recorded_name(GPTDataset)}_indices"
-    canary = Location(directory, config.storage_options) / f"check-{uuid.uuid4().hex}.tmp"
+    folder = plan.inventory.indices[0].wanted.index_name().files.directory
+    canary, directory = folder / f"check-{uuid.uuid4().hex}.tmp", folder.uri
     content, began = uuid.uuid4().hex.encode(), time.time()
     try:
         write_object(canary, [content])
