@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, permutation
+from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import sorted_unique
 from binidx.run.schedule import BatchSchedule, check_steps
-
-Numbers = NDArray[np.int64]
 
 
 class SampleReads(NamedTuple):

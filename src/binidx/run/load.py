@@ -168,7 +168,10 @@ class LoadedDataset(DatasetView):
         opened: dict[str, IndexedDataset] = {}
         if num_samples is None and weights is not None:
             opened = open_low_level_datasets(GPTDataset, config, prefixes)
-            num_samples = samples_of_epoch([opened[prefix] for prefix in prefixes], config, split)
+            shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
+            datasets = (opened[prefix] for prefix in prefixes)
+            num_tokens = sum(each.index.tokens_of(split_range(shares, len(each))) for each in datasets)
+            num_samples = max(1, num_tokens // config.sequence_length)
         self.sizes = [num_samples if other is split else 0 for other in Split]
         builder = BlendedMegatronDatasetBuilder(
             GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
@@ -357,16 +360,3 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
             Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)
             return
     raise ConfigError("dataset: has other weights, samples or prefixes than its config, from which a run builds it")
-
-
-def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all datasets of a blend.
-
-    Args:
-        datasets: the stored sequences of each prefix.
-        config: options of the run.
-        split: the split.
-    """
-    shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-    counts = [dataset.index.tokens_of(split_range(shares, len(dataset))) for dataset in datasets]
-    return max(1, sum(counts) // config.sequence_length)

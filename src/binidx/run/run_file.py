@@ -257,7 +257,11 @@ class Run:
         train = self.build()[0]
         if train is None:
             raise ConfigError("run: has no train split to take samples from")
-        return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
+        return self.order_samples(len(train))
+
+    def order_samples(self, num_samples: int) -> GlobalOrder:
+        """Return the global order of a train split with a number of samples."""
+        return GlobalOrder(self.schedule, num_samples, self.dataloader_type, self.data_sharding)
 
     def _repr_html_(self) -> str:
         blend, schedule = self.config.blend or (self.config.blend_per_split or [None])[0], self.schedule

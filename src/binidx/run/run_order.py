@@ -146,8 +146,7 @@ class RunOrder:
         if not isinstance(below, BlendedOrder | SourceOrder):
             return cls.of(run, warns=warns)  # an order of the user's own, whose index is not known
         name = below.description_hash if isinstance(below, BlendedOrder) else train[0].sources[0].description_hash()
-        reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, _name_order(order, name), run)
+        return cls(order, run.order_samples(len(order)), run.config, _name_order(order, name), run)
 
     def per_process(self) -> PerProcess[RunOrder]:
         """Return the order for the parts of a job; other processes open the saved run, if it is that of one."""

@@ -21,13 +21,11 @@ from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import little_endian
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
-from binidx.order.order_protocols import Source
+from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import join_ranges
 from binidx.search.document_search import Hits, SearchResult, search_documents
 from binidx.search.normalize import normalize_bytes, normalize_query
 from binidx.storage.location import Location
-
-Numbers = NDArray[np.int64]
 
 CONTINUATIONS = np.repeat([0, 1, 2, 3], [0xC0, 0x20, 0x10, 0x10])
 """Number of bytes of a UTF-8 character after its first one, by that."""

@@ -280,9 +280,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"nodes, tokens_per_second: found {nodes}, {tokens_per_second}, need numbers above 0")
     inventory = take_inventory(run)
-    order = None
-    if inventory.num_samples >= run.schedule.block:
-        order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
+    order = run.order_samples(inventory.num_samples) if inventory.num_samples >= run.schedule.block else None
     steps = order.num_steps() if order else run.first_step
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     datasets = inventory.datasets.values()

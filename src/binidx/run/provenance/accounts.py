@@ -259,9 +259,6 @@ def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
 
 REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
 
-SAMPLES_COMPARED = 1 << 18
-"""Number of samples of two orders that are compared together."""
-
 
 def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
     """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
@@ -274,7 +271,7 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
         if stop and isinstance(one.order, StoredBlocks):
             yield line
             continue
-        for rows in cut((0, stop), SAMPLES_COMPARED) if one.order.identity != other.order.identity else ():
+        for rows in cut((0, stop), STRETCH_POSITIONS) if one.order.identity != other.order.identity else ():
             ours, theirs = (
                 key_samples(known, each.order, *rows, joined.names_of(each.sources)) for each in (one, other)
             )

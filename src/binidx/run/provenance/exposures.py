@@ -47,9 +47,6 @@ EXPOSURE_STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for e
 NEVER = np.iinfo(np.int64).max
 
 
-WAY_OUT = "restore the file beside them, as export litpkds writes it, or ask about a later run without its previous"
-
-
 @dataclass(frozen=True)
 class Exposures:
     """Exposures of token ranges of one source before a step; arrays of shape (n,).
@@ -290,7 +287,10 @@ def find_sources(
         asks_history = bool(names) and isinstance(history, RunHistory)
         problems = order.order.list_unknown() if asks_history and isinstance(order.order, StoredBlocks) else ()
         if problems:
-            raise ConfigError(f"{problems[0]}, and their blocks may hold any document; {WAY_OUT}")
+            raise ConfigError(
+                f"{problems[0]}, and their blocks may hold any document; restore the file beside them, as export "
+                "litpkds writes it, or ask about a later run without its previous"
+            )
         for source, own in enumerate(joined.names_of(order.sources)):
             for name in (name for name in names if joined.names[name] == own):
                 joined.check_data([order.sources[source]])
