@@ -393,7 +393,8 @@ class RunOrder:
             origins, columns = self.order.describe(reads.sample)
             own, blocks = reads._replace(sample=origins.sample), columns if docs else None
             return to_table(own, origins, self.order.names, texts, blocks=blocks)
-        of_rows = self.reading.trained(reads.step) if trained or self.reading.schedule.skipped_steps else None
+        schedule = self.reading.schedule
+        of_rows = schedule.trains(reads.step) if trained or schedule.skipped_steps else None
         trace = {"ends": self.reads.trace_documents, "spans": self.reads.trace, None: self.reads.trace_origins}[docs]
         return to_table(reads, trace(reads.sample), self.prefixes, texts, of_rows)
 

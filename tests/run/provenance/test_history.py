@@ -155,7 +155,7 @@ def check_history(directory: Path, seed: int) -> None:
     found, reads = list[Served](), defaultdict[str, list[Any]](list)
     for order, steps in history.orders(range(history.first_step, stop)):
         readings, contents = order.trace(steps)
-        trained, spans = order.reading.trained(readings.step), contents
+        trained, spans = order.reading.schedule.trains(readings.step), contents
         for row, (step, rank, slot, _, sample) in enumerate(
             zip(*(column.tolist() for column in readings), strict=True)
         ):

@@ -39,7 +39,7 @@ def build_rows(
     """
     contents = order.contents(readings.sample) if contents is None else contents
     tokens = order.read(readings.sample) if decode else None
-    trained = order.reading.trained(readings.step)
+    trained = order.reading.schedule.trains(readings.step)
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         source, docs = int(contents.source[place]), []

@@ -164,7 +164,7 @@ def count_groups(
             keys = keys[np.diff(keys >> 1, append=-1) != 0]  # each read and group once: whole if one of its ranges is
             (read, group), is_whole = np.divmod(keys >> 1, num_groups), keys & 1
             step = reads.step[read]
-            np.add.at(trained, group[(step >= 0) & order.reading.trained(step)], 1)
+            np.add.at(trained, group[(step >= 0) & order.reading.schedule.trains(step)], 1)
             np.add.at(samples, (is_whole, group), 1)
             np.minimum.at(first, (is_whole, group), step)
             np.maximum.at(last, (is_whole, group), step)
