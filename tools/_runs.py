@@ -18,7 +18,7 @@ from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.history import LoadPacked, RunHistory, Runs
-from binidx.run.load import load_dataset
+from binidx.run.loaded_dataset import load_dataset
 from binidx.run.provenance.exposures import EXPOSURE_STEPS, Exposures
 from binidx.run.run_file import Run, is_packed_run
 from binidx.run.run_order import RunOrder

@@ -31,11 +31,11 @@ from binidx.prepare.preprocess.preprocess import preprocess as preprocess
 from binidx.run.display.sample_text import show_sample as show_sample
 from binidx.run.display.timeline import build_timeline as build_timeline
 from binidx.run.history import RunHistory as RunHistory
-from binidx.run.load import load_dataset as load_dataset
-from binidx.run.load import save_run as save_run
+from binidx.run.loaded_dataset import load_dataset as load_dataset
 from binidx.run.provenance.accounts import account as account
 from binidx.run.run_file import Run as Run
 from binidx.run.run_order import RunOrder as RunOrder
+from binidx.run.saved_run import save_run as save_run
 from binidx.run.stored.baking import bake as bake
 from binidx.run.stored.baking import plan_bake as plan_bake
 from binidx.run.stored.read_planning import plan_reads as plan_reads

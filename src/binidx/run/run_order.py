@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.served import list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
@@ -211,11 +210,6 @@ class RunOrder:
             own, inputs = self.list_sources[samples], self.count_inputs(samples)
             counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
         return counts
-
-    def check_inputs(self) -> None:
-        """Raise ConfigError for fill in the middle, of which the order does not say which tokens are inputs."""
-        if isinstance(self.given_config, GPTFIMDatasetConfig):
-            raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class TokenPiece(NamedTuple):
     is_special: bool
 
 
+@dataclass(frozen=True)
 class TokenText:
     """Text of the tokens of one source.
 
@@ -51,14 +52,10 @@ class TokenText:
         reason: why there is no `decode`.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[list[int]], str] | None = None,
-        names: dict[int, str] | None = None,
-        eod: int | None = None,
-        reason: str = "",
-    ) -> None:
-        self.decode, self.names, self.eod, self.reason = decode, names or {}, eod, reason
+    decode: Callable[[list[int]], str] | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+    eod: int | None = None
+    reason: str = ""
 
     @classmethod
     def open(cls, prefix: Location, tokenizer: str | None = None) -> TokenText:

@@ -76,21 +76,15 @@ def _check_stores(plan: RunPlan) -> Iterator[NodeCheck]:
     for place, dataset in largest.items():
         try:
             link = measure_link(dataset)
-            refused = _count_refused(dataset)
+            reader = RemoteObject(dataset.bin)
+            starts = np.linspace(0, max(reader.size - PROBE_BYTES, 0), NUM_PROBES).astype(np.int64).tolist()
+            reader.read([(start, min(start + PROBE_BYTES, reader.size)) for start in starts])
         except BinidxError as error:
             yield NodeCheck(redacted(place), FAILED, str(error))
             continue
         speed = f"{link.latency_seconds * 1e3:.1f} ms to the first byte, {bytes_text(link.bytes_per_second)}/s"
-        requests = f"{refused} of {NUM_PROBES} requests refused (429, 503)"
-        yield NodeCheck(redacted(place), WARNING if refused else OK, f"{speed}, {requests}")
-
-
-def _count_refused(dataset: DatasetFiles) -> int:
-    """Return how many of many small requests that are sent at once the store refuses."""
-    reader = RemoteObject(dataset.bin)
-    starts = np.linspace(0, max(reader.size - PROBE_BYTES, 0), NUM_PROBES).astype(np.int64).tolist()
-    reader.read([(start, min(start + PROBE_BYTES, reader.size)) for start in starts])
-    return reader.stats.refused
+        requests = f"{reader.stats.refused} of {NUM_PROBES} requests refused (429, 503)"
+        yield NodeCheck(redacted(place), WARNING if reader.stats.refused else OK, f"{speed}, {requests}")
 
 
 def _check_directories(plan: RunPlan) -> Iterator[NodeCheck]:

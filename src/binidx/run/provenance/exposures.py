@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.tokens import index_of
@@ -107,7 +108,7 @@ def count_exposures(
 
     Raises:
         IndexError: there is no such document or step.
-        ConfigError: as `RunOrder.where` and `RunOrder.check_inputs`.
+        ConfigError: as `RunOrder.where`, or a run with fill in the middle.
 
     Example:
         >>> history = RunHistory.of(Run.load("run.json"))  # doctest: +SKIP
@@ -206,7 +207,8 @@ def read_ranges(
     Returns:
         All reads of the documents, and those of the ranges, by number of the read; those of a sample come together.
     """
-    order.check_inputs()
+    if isinstance(order.given_config, GPTFIMDatasetConfig):
+        raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
     ranges = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))]
     wanted = sorted_unique(ranges[:, 1])
     place = wanted.searchsorted(ranges[:, 1])
