@@ -21,7 +21,6 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
-from binidx.order.order_options import name_order
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.view import describe_place, find_read
 from binidx.run.joined_sources import JoinedSources, join_sources
@@ -190,7 +189,8 @@ class RunHistory:
             if self.packed is None:
                 reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
             was_read, left_out, num_apart = find_read(reads[:-1], order := opened[-1].order)
-            text = f"step {run.first_step:,}: order {name_order(run.config.order)}"
+            option = run.config.order
+            text = f"step {run.first_step:,}: order {'of Megatron' if option is None else option.kind_name}"
             if "cyclic" in {each.dataloader_type for each in self.runs[: number + 1]} or not was_read.any():
                 yield f"{text} is another one: no place in it continues the run before"
                 continue

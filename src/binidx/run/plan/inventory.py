@@ -23,7 +23,6 @@ from binidx.format.source import DatasetFiles, open_source
 from binidx.index.cache.inspection import CacheState, IndexFilesState
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
-from binidx.order.order_options import name_order
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -145,7 +144,7 @@ def take_inventory(run: Run) -> RunInventory:
     )
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
     parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
-    uncounted = [f"order: {name_order(run.config.order)}: {text}" for text in parts]
+    uncounted = [f"order: {run.config.order.kind_name}: {text}" for text in parts]
     return RunInventory(run, datasets, indices, blends, listed.keys(), uncounted)
 
 

@@ -29,8 +29,7 @@ from binidx.errors import redacted, trims_traceback
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
 from binidx.order.blended_order import list_members, map_sources
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import find_documents
+from binidx.order.order_protocols import Numbers
 from binidx.order.view import key_samples
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.history import Runs
@@ -156,9 +155,9 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
             accounts |= _account_blocks(each, each.order, stop)
             notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in problems]
         seen = _times_seen(each, first, stop) if repeats else []
-        for key, source, counts in zip(keys, each.sources, seen, strict=False):
+        for place, (key, counts) in enumerate(zip(keys, seen, strict=False)):
             times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
-            accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
+            accounts[key] = replace(accounts[key], seen=_histogram(each, place, times[key]))
     if len(parts) > 1:
         notes += [IN_RUN, *find_changes([each for each, _ in parts], joined)]
     return Accounts(accounts.values(), [*dict.fromkeys(notes)])  # two runs may have the same rounds
@@ -244,13 +243,13 @@ def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, 
             yield number, reads.document[own], reads.start[own]
 
 
-def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+def _histogram(order: RunOrder, number: int, counts: NDArray[Any]) -> tuple[int, ...]:
+    own, histogram, last = order.sources[number].sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
     parts = (
         (range(*part) for part in cut((own.start, own.stop), STRETCH_POSITIONS)) if isinstance(own, range) else [own]
     )
     for part in parts:
-        documents = np.unique(find_documents(index_of(source.dataset), np.asarray(part, np.int64))[0])
+        documents = np.unique(order.reads.find_documents(number, np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
         histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last

@@ -27,8 +27,8 @@ from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.tokens import index_of
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import TokenReads, sequences_of
+from binidx.order.order_protocols import Numbers
+from binidx.order.reads import TokenReads
 from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.history import RunHistory, Runs
@@ -212,7 +212,7 @@ def read_ranges(
     ranges = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))]
     wanted = sorted_unique(ranges[:, 1])
     place = wanted.searchsorted(ranges[:, 1])
-    ranges[:, 3] = np.where(ranges[:, 3] < 0, tokens_of_documents(order.sources[source], wanted)[place], ranges[:, 3])
+    ranges[:, 3] = np.where(ranges[:, 3] < 0, count_document_tokens(order, source, wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
     reads = order.reads_of(order.reads.find(source, wanted), stop_step, earlier=earlier)
@@ -234,10 +234,11 @@ def read_ranges(
             yield reads, _join_pieces(read[piece], number, begin[piece], end[piece], ranges)
 
 
-def tokens_of_documents(source: Source, documents: Numbers) -> Numbers:
+def count_document_tokens(order: RunOrder, source: int, documents: Numbers) -> Numbers:
     """Return the number of tokens of documents, which are in ascending order; IndexError if there is no such one."""
-    bounds, sequences = index_of(source.dataset).document_indices, sequences_of(source, documents)
-    lengths = np.concatenate([[0], source.dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
+    dataset, sequences = order.sources[source].dataset, order.reads.sequences_of(source, documents)
+    bounds = index_of(dataset).document_indices
+    lengths = np.concatenate([[0], dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
     return np.diff(lengths[np.cumsum(bounds[documents + 1] - bounds[documents])], prepend=0)
 
 
