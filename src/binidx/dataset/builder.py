@@ -81,6 +81,7 @@ class BlendedMegatronDatasetBuilder:
         config: options of the run.
         splits: the splits to build; the others are None.
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
+        other_prefixes: other prefixes of the run, which lists of documents may name.
         stages: stages of a `StagedBlendedDataset`, which is train, instead of the config's blend.
         pinned: open the objects in the versions of the run's pinned file, if there is one.
         warns: as in `BuildContext`.
@@ -108,6 +109,7 @@ class BlendedMegatronDatasetBuilder:
         *,
         splits: Collection[Split] = tuple(Split),
         opened: Mapping[str, Any] | None = None,
+        other_prefixes: Collection[str] = (),
         stages: Sequence[Stage] | None = None,
         pinned: bool = True,
         warns: bool = True,
@@ -121,7 +123,7 @@ class BlendedMegatronDatasetBuilder:
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self.opened, self.stages, self.pinned, self.warns = {} if opened is None else opened, stages, pinned, warns
-        self.other_prefixes = [prefix for stage in stages or () for prefix in stage.blend[0]]
+        self.other_prefixes = [*other_prefixes, *(prefix for stage in stages or () for prefix in stage.blend[0])]
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
