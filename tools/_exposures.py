@@ -13,10 +13,10 @@ from binidx.format.sidecars.lineage import find_named
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
+from binidx.run.history import Runs
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import Runs
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import RunOrder
 from binidx.search.document_search import find_token_table
 from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location

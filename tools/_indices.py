@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
-from binidx.dataset.served import is_blend
 from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.index_files import NpyLayout
 from binidx.order.requests import find_blend
-from binidx.run.provenance.history import distinct_sequences
 from binidx.run.run_file import Run
+from binidx.run.run_order import count_source
 
 from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, table
 
@@ -55,14 +54,14 @@ def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[st
     """
     arrays = dataset.index_arrays
     how = outcome.how if outcome else Outcome.NOT_KEPT
-    blended = is_blend(dataset)
+    blended = dataset not in dataset.parts
     files = outcome.files if outcome and how not in (Outcome.NOT_KEPT, UNWRITTEN) else None
     return {
         "split": split,
         "source": f"blend of {len(dataset.datasets):,}" if blended else dataset.dataset_path,
         "directory": files.directory.uri if files else "",
         "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
-        "documents": None if blended else len(distinct_sequences(dataset.index_order.sources[0])),
+        "documents": None if blended else count_source(dataset.index_order.sources[0])[0],
         "samples": len(dataset.index_order),
         "epochs": None if blended else dataset.num_epochs,
         "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),

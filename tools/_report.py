@@ -12,7 +12,7 @@ from binidx.explore.token_counts import count_lengths, read_token_ranges, token_
 from binidx.format.idx import VERSION, DType, SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
-from binidx.run.provenance.sample_rows import known_origins
+from binidx.run.display.sample_rows import known_origins
 from binidx.storage.interfaces import LayeredReader
 from binidx.storage.ranges import as_block_reader
 

@@ -17,11 +17,11 @@ from binidx.format.tokens import index_of
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import DocumentList
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
-from binidx.run.load import load_dataset
+from binidx.run.history import LoadPacked, RunHistory, Runs
+from binidx.run.loaded_dataset import load_dataset
 from binidx.run.provenance.exposures import EXPOSURE_STEPS, Exposures
-from binidx.run.provenance.history import LoadPacked, RunHistory, Runs, is_packed_run
-from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import Run
+from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole

@@ -177,7 +177,7 @@ def run_prune(arguments: argparse.Namespace) -> None:
 def prune_indices(arguments: argparse.Namespace) -> None:
     """Remove the old indices of a `path_to_cache` that no run needs, and print all of its indices."""
     from binidx.index.cache.pruning import find_indices
-    from binidx.run.needed_indices import NeededIndices
+    from binidx.run.plan.needed_indices import NeededIndices
     from binidx.run.run_file import Run
     from binidx.storage.location import Location
 

@@ -153,7 +153,7 @@ def _searched(result: SearchResult) -> dict[str, Any]:
 
 def _documents(result: SearchResult, arguments: argparse.Namespace) -> Iterator[Any]:
     """Yield the documents in JSON values."""
-    from binidx.run.provenance.sample_rows import known_origins
+    from binidx.run.display.sample_rows import known_origins
     from binidx.search.normalize import normalize_bytes
     from binidx.storage.location import Location
 

@@ -130,7 +130,7 @@ def write_plan(arguments: argparse.Namespace) -> None:
 def plan_splits(run: binidx.Run, arguments: argparse.Namespace) -> list[str]:
     """Write the read plan of each split of a run into its `path_to_cache`; return the URIs."""
     from binidx.dataset.served import list_parts
-    from binidx.run.provenance.read_planning import prepare_read_plan
+    from binidx.run.stored.read_planning import prepare_read_plan
 
     if arguments.steps or arguments.engine or arguments.shard:
         raise ConfigError("--steps, --engine, --shard: need --to DIR; in path_to_cache lie whole splits")

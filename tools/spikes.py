@@ -41,7 +41,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def print_spikes(arguments: argparse.Namespace) -> None:
     """Print each spike with its samples."""
-    from binidx.run.provenance.sample_rows import build_rows
+    from binidx.run.display.sample_rows import build_rows
     from binidx.run.provenance.spikes import find_spikes, read_run_losses
 
     from ._runs import decoder, open_history, print_rows, stop_step

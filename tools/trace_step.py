@@ -39,7 +39,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def trace(arguments: argparse.Namespace) -> None:
     """Print the samples of the steps."""
-    from binidx.run.provenance.sample_rows import build_rows
+    from binidx.run.display.sample_rows import build_rows
 
     from ._runs import decoder, open_order, parse_steps, print_rows
 

@@ -65,8 +65,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def find(arguments: argparse.Namespace) -> None:
     """Print the samples with parts of the documents, or the counts of each document; and the number of the samples."""
-    from binidx.run.provenance.history import find_reads
-    from binidx.run.provenance.sample_rows import build_rows
+    from binidx.run.display.sample_rows import build_rows
+    from binidx.run.provenance.exposures import find_reads
 
     from ._exposures import describe_earlier, find_documents, find_passage, print_counts, reads_of_stored
     from ._runs import MANY_DOCUMENTS, listed_documents, open_order, parse_steps, print_rows, read_list, stop_step

@@ -22,6 +22,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Counts
 from servers.seaweed import s3_server
 
+from binidx import RunOrder
 from binidx.corpus.convert import convert_dataset
 from binidx.dataset.stored.baked import BakedDataset
 from binidx.format.idx import format_idx_header
@@ -29,10 +30,9 @@ from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.packed.packed_order import AtEnd, PackedSet
 from binidx.packed.packed_run import PackedReading, PackedRunOrder
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
 from binidx.run.provenance.export import export, plan_by_rank
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from tests.bench.corpus import open_ours, write_corpus
 from tests.bench.remote import remote_seconds
 from tests.bench.table import Conditions, Row, seconds

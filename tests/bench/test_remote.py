@@ -12,11 +12,11 @@ from conftest import Bucket
 from helpers.traceable_runs import random_run
 from servers.latency_proxy import latency_proxy
 
+from binidx import RunOrder
 from binidx.dataset.stored.baked import BakedDataset
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import create_object

@@ -14,15 +14,15 @@ from compat.users import library
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
+from binidx import RunOrder
 from binidx.compat.megatron import gpt_dataset
 from binidx.dataset.config import Split
 from binidx.dataset.split_requests import request_splits
 from binidx.errors import ConfigError
 from binidx.order.opener import Opener
 from binidx.run import run_file
-from binidx.run.needed_indices import NeededIndices
 from binidx.run.plan.inventory import take_inventory
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.plan.needed_indices import NeededIndices
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -28,14 +28,14 @@ from tensorboardX import SummaryWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import FormatError
 from binidx.explore.app import write_report
 from binidx.explore.explored import Explored
 from binidx.explore.loss_curve import LossCurve
 from binidx.explore.token_counts import find_duplicates
 from binidx.loader.losses import LossRecorder
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import RunHistory
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.tools import main

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from golden import make_state as golden
 
 import binidx
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.read_planning import prepare_read_plan
+from binidx.run.history import RunHistory
+from binidx.run.stored.read_planning import prepare_read_plan
 
 PLANS = Path(__file__).parent / "plans"
 BUCKET = "golden-plans"

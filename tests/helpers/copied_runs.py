@@ -13,7 +13,7 @@ from helpers.gpt_data import Tokenizer
 
 import binidx
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.run.provenance.history import RunHistory
+from binidx.run.history import RunHistory
 
 CORPUS, DOCUMENT = 1_000_000, 1000
 """Token = number of the corpus from 1 on * CORPUS + document * DOCUMENT + place from 1 on."""

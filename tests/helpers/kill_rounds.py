@@ -34,9 +34,9 @@ from helpers.lineage_data import build_with_lineage
 from helpers.preprocess_crash import killed_after, status_of
 from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, write_lines
 
-import binidx.run.provenance.baking as baking
-import binidx.run.provenance.read_planning as read_planning
-from binidx import describe_tokenizer
+import binidx.run.stored.baking as baking
+import binidx.run.stored.read_planning as read_planning
+from binidx import RunOrder, describe_tokenizer
 from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset
@@ -54,7 +54,6 @@ from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.line_shuffle import shuffle_lines
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, plan_by_steps
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 STAGING = ()

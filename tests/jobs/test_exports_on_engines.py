@@ -19,16 +19,16 @@ from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.packed.packed_convert import indexed_to_packed
 from binidx.packed.packed_run import load_packed_run
-from binidx.run.provenance import read_planning
 from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
-from binidx.run.provenance.read_planning import plan_reads, write_read_plan
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.stored import read_planning
+from binidx.run.stored.read_planning import plan_reads, write_read_plan
 from binidx.tools import main
 
 BIN = Path(sys.executable).parent

@@ -20,15 +20,15 @@ from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
+from binidx import RunOrder
 from binidx.loader.cache_fill import open_forward
 from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.loader.samplers import build_sampler
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from binidx.storage import stats
 from binidx.storage.open import open_object
 from binidx.storage.requests.cancellation import Scope

@@ -15,13 +15,13 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 import binidx
+from binidx import RunOrder
 from binidx.corpus.convert import convert_dataset
 from binidx.loader.cache_fill import ExtentPlaces, count_uses, open_filling, ranks_of_node, steps_ahead
 from binidx.loader.samplers import build_sampler
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.read_planning import plan_reads, write_read_plan
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.read_planning import plan_reads, write_read_plan
 from binidx.storage.cache import block_files
 from binidx.storage.stats import usage, usage_since
 from binidx.storage.usage_report import report_line

@@ -12,6 +12,7 @@ import pytest
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.errors import BlendError, ConfigError, IndexBuildError
 from binidx.native.mappings import first_fit
@@ -21,7 +22,6 @@ from binidx.order.source_order import StoredSource
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.node_check import check_node
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.testing import check_order
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import binidx
+from binidx import RunOrder
 from binidx.order.reads import OrderReads, TokenReads
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 S = 8

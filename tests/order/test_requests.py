@@ -13,6 +13,7 @@ import pytest
 from helpers.traceable_runs import write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.ordered_dataset import make_opener
 from binidx.dataset.split_requests import request_splits
@@ -23,11 +24,10 @@ from binidx.order.requests import OverRequest, Request, find_blend
 from binidx.order.stored.baked_order import BakedRequest
 from binidx.order.stored.planned_order import PlannedRequest
 from binidx.order.view import View, ViewOrder
+from binidx.run.history import RunHistory
 from binidx.run.plan.run_plan import plan_run
-from binidx.run.provenance.baking import bake, plan_bake
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.read_planning import plan_reads, prepare_read_plan, write_read_plan
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.stored.baking import bake, plan_bake
+from binidx.run.stored.read_planning import plan_reads, prepare_read_plan, write_read_plan
 from binidx.storage.location import Location
 from binidx.testing import check_order
 

@@ -16,9 +16,9 @@ from helpers.copied_runs import LENGTH, run_over, write_corpus
 import binidx
 from binidx.errors import ConfigError
 from binidx.packed.packed_convert import indexed_to_packed
-from binidx.run.provenance.accounts import IN_RUN, OF_BLOCKS, account
+from binidx.run.history import RunHistory
+from binidx.run.provenance.accounts import IN_RUN, OF_BLOCKS, REORDERED, account
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import REORDERED, RunHistory
 from binidx.tools import main
 
 STEP, STOP, BLOCK = 6, 12, 9

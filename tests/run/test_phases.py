@@ -9,7 +9,7 @@ from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.run.needed_indices import NeededIndices
+from binidx.run.plan.needed_indices import NeededIndices
 from binidx.run.run_file import format_run, parse_run
 from binidx.tools import main
 

@@ -13,9 +13,9 @@ import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
+from binidx import RunOrder
 from binidx.dataset.rank_comparison import identify_options
 from binidx.errors import ConfigError
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import format_run, parse_run
 from binidx.tools import main
 

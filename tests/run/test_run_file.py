@@ -16,8 +16,8 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from servers.http_objects import Server
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import SavedTokenizer, format_run, parse_run
 
 

@@ -15,7 +15,7 @@ from helpers.trained_tokenizers import save
 from tokenizers import Tokenizer
 
 import binidx
-from binidx.run.provenance.run_order import RunOrder
+from binidx import RunOrder
 from binidx.tools import main
 
 

@@ -16,11 +16,11 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
+from binidx import RunOrder
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.dataset.staged import Stage
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.tools import main
 
 COUNTS = {"en": 20_000, "code": 9_000, "tiny": 40}

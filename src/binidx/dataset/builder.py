@@ -35,7 +35,8 @@ from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.pinned_run import indexed_datasets, open_pins
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
-from binidx.dataset.split_requests import WHOLE, Sizes, SplitGroup, group_splits
+from binidx.dataset.split_requests import WHOLE, Sizes, SplitGroup, SplitRequests, group_splits, request_splits
+from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
 from binidx.dataset.stored.planned import PlannedDataset, open_plan
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
@@ -44,6 +45,7 @@ from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
+from binidx.order.opener import Opener
 from binidx.order.requests import find_blend
 from binidx.storage.location import Location
 from binidx.storage.stats import span
@@ -80,6 +82,7 @@ class BlendedMegatronDatasetBuilder:
         splits: the splits to build; the others are None.
         opened: prefix -> its low-level dataset, where the caller has it already; `build` opens the others.
         other_prefixes: other prefixes of the run, which lists of documents may name.
+        stages: stages of a `StagedBlendedDataset`, which is train, instead of the config's blend.
         pinned: open the objects in the versions of the run's pinned file, if there is one.
         warns: as in `BuildContext`.
 
@@ -107,6 +110,7 @@ class BlendedMegatronDatasetBuilder:
         splits: Collection[Split] = tuple(Split),
         opened: Mapping[str, Any] | None = None,
         other_prefixes: Collection[str] = (),
+        stages: Sequence[Stage] | None = None,
         pinned: bool = True,
         warns: bool = True,
     ) -> None:
@@ -118,8 +122,8 @@ class BlendedMegatronDatasetBuilder:
         check_num_samples("sizes", max(filter(None, self.sizes), default=0))
         self.is_built_on_rank = is_built_on_rank
         self.config = config
-        self.opened, self.other_prefixes, self.pinned = {} if opened is None else opened, other_prefixes, pinned
-        self.warns = warns
+        self.opened, self.stages, self.pinned, self.warns = {} if opened is None else opened, stages, pinned, warns
+        self.other_prefixes = [*other_prefixes, *(prefix for stage in stages or () for prefix in stage.blend[0])]
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
@@ -168,6 +172,18 @@ class BlendedMegatronDatasetBuilder:
                 compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
             return built
 
+    def requests(self) -> SplitRequests:
+        """Return the request of each split that has a share, with the order for which the config asks; open nothing."""
+        requests = dict(request_splits(self.cls, self.config, self.sizes))
+        if self.stages is not None:
+            asked = request_stages(self.cls, self.stages, self.config)
+            requests[Split.train] = [request_order(self.config, asked, self.other_prefixes)]
+        return requests
+
+    def opener(self, **options: Any) -> Opener:
+        """Return an opener of the requests; `options` are further arguments of `Opener`."""
+        return make_opener(self.config, context=BuildContext(warns=self.warns), **options)
+
     def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
@@ -184,6 +200,9 @@ class BlendedMegatronDatasetBuilder:
                     built[split.value] = dataset
             if pins:
                 pins.check_indices(indexed_datasets(built))
+        if self.stages is not None:
+            with building(context):
+                built[Split.train.value] = StagedBlendedDataset(self.cls, self.stages, self.config)
         return built
 
     def _open_planned(self) -> list[PlannedDataset | None]:

@@ -9,7 +9,6 @@ from binidx.dataset.config import Split
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
 from binidx.dataset.stored.baked import BakedDataset, StoredRunDataset
 from binidx.dataset.stored.planned import PlannedDataset
-from binidx.errors import ConfigError
 from binidx.index.cache.index_files import recorded_name
 from binidx.order.order_options import OrderOption
 
@@ -17,24 +16,6 @@ from binidx.order.order_options import OrderOption
 def list_parts(dataset: Any) -> Sequence[Any]:
     """Return the dataset of each source of a dataset or blend; none of a user's own, or of a stored run."""
     return dataset.parts if isinstance(dataset, OrderedDataset) else []
-
-
-def is_blend(dataset: Any) -> bool:
-    """Return whether a dataset is a blend of others."""
-    return any(part is not dataset for part in list_parts(dataset))
-
-
-def check_traceable(dataset: Any, purpose: str) -> None:
-    """Raise ConfigError unless the samples of a dataset or blend are made of the tokens that its order names.
-
-    Args:
-        dataset: the dataset.
-        purpose: beginning of the message.
-    """
-    parts = list_parts(dataset)
-    for part in parts or [dataset]:
-        if not parts or part.reads_by_itself:
-            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them")
 
 
 def get_sequence_length(dataset: Any) -> int:

@@ -32,7 +32,7 @@ from binidx.explore import views
 from binidx.explore.explored import Explored
 from binidx.format.sidecars.lineage import origin_text
 from binidx.packed.packed_run import PackedRunOrder
-from binidx.run.provenance.sample_rows import build_rows
+from binidx.run.display.sample_rows import build_rows
 
 # Numbers in addresses have at most 18 digits, as in queries.
 register_url_convertor("number", type("NumberConvertor", (IntegerConvertor,), {"regex": "[0-9]{1,18}"})())

@@ -18,13 +18,13 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
+from binidx.run.display.sample_rows import known_origins
 from binidx.run.display.sample_text import TokenText
 from binidx.run.display.timeline import Timeline, build_timeline
+from binidx.run.history import RunHistory, Runs
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.history import RunHistory, Runs, is_packed_run
-from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.sample_rows import known_origins
-from binidx.run.run_file import Run
+from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.ranged_arrays import open_cached_in_blocks
 from binidx.storage.requests.remote_object import object_exists

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, MissingDriverError
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import RunHistory
 from binidx.run.provenance.spikes import RunLosses, mean_losses, read_run_losses
+from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores.fsspec_store import list_stored_files

@@ -12,8 +12,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.blend import row_blocks
 from binidx.packed.packed_convert import document_ends
+from binidx.storage.ranges import cut
 
 BLOCK = 1 << 20
 """Lengths counted at once."""
@@ -63,8 +63,8 @@ class LengthCounts:
 def count_lengths(dataset: IndexedDataset) -> LengthCounts:
     """Count the sequences of each length. Costs 0.6 s for 10^8, and memory for a block of them."""
     counts, long = np.zeros(SHORT + 1, np.int64), [np.empty(0, np.int32)]
-    for rows in row_blocks(0, len(dataset), BLOCK):
-        part = np.asarray(dataset.index.sequence_lengths[rows])
+    for rows in cut((0, len(dataset)), BLOCK):
+        part = np.asarray(dataset.index.sequence_lengths[slice(*rows)])
         own = np.bincount(part[part <= SHORT])
         counts[: len(own)] += own
         long.append(part[part > SHORT])

@@ -32,13 +32,13 @@ from binidx.explore.token_counts import (
 )
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.sidecars.lineage import find_named
+from binidx.run.display.sample_rows import build_rows, known_origins
 from binidx.run.display.timeline import Timeline
 from binidx.run.global_order import SampleReads
+from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import SUMMED, compare_documents
-from binidx.run.provenance.exposures import count_exposures, count_groups
-from binidx.run.provenance.history import RunHistory, find_reads
-from binidx.run.provenance.run_order import RunOrder
-from binidx.run.provenance.sample_rows import build_rows, known_origins
+from binidx.run.provenance.exposures import count_exposures, count_groups, find_reads
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.search.document_search import find_token_table
 from binidx.search.matches import find_ranges, search_sources

@@ -40,6 +40,11 @@ class OrderOption:
     Source: ours.
     """
 
+    @property
+    def kind_name(self) -> str:
+        """Name under which its class is registered; without one, that of the class."""
+        return find_kind(self) or type(self).__name__
+
     def to_json(self) -> dict[str, Any]:
         """Return the option as a run file has it; raise ConfigError if its class has no name."""
         if (kind := find_kind(self)) is None or not is_dataclass(self):
@@ -162,11 +167,6 @@ def _list_wrong_fields(option: type[OrderOption], given: Mapping[str, Any]) -> l
     required = [name for name, each in own.items() if each.default is each.default_factory is MISSING]
     missing = [f"field {name!r} is missing" for name in required if name not in given]
     return missing + [f"no field {name!r} (has {', '.join(own) or 'none'})" for name in given if name not in own]
-
-
-def name_order(order: OrderOption | None) -> str:
-    """Return the kind of an order; the name of its class if it is not registered."""
-    return find_kind(order) or type(order).__name__
 
 
 def find_kind(order: OrderOption | None) -> str | None:

@@ -30,11 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of, read_spans
 from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
-from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order, Source
+from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order
 from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
 
 
@@ -226,46 +225,43 @@ class OrderReads:
         """
         if not 0 <= source < len(self.order.sources):
             raise IndexError(f"source {source}: the run has {len(self.order.sources)}, counted from 0")
-        return self.order.find(
-            source, sequences_of(self.order.sources[source], sorted_unique(np.asarray(documents, np.int64)))
-        )
+        return self.order.find(source, self.sequences_of(source, sorted_unique(np.asarray(documents, np.int64))))
 
+    def sequences_of(self, source: int, documents: Numbers) -> Numbers:
+        """Return the numbers of the sequences of some documents of a source, which are in ascending order.
 
-def sequences_of(source: Source, documents: Numbers) -> Numbers:
-    """Return the numbers of the sequences of some documents, which are in ascending order.
+        Args:
+            source: number of the source in the order.
+            documents: numbers of documents, ascending, shape (n,).
 
-    Args:
-        source: the source.
-        documents: numbers of documents, ascending, shape (n,).
+        Raises:
+            IndexError: there is no such document.
+        """
+        bounds, name = index_of(self.order.sources[source].dataset).document_indices, self.order.sources[source].name
+        count = len(bounds) - 1
+        if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
+            wrong = documents[0] if documents[0] < 0 else documents[-1]
+            raise IndexError(f"{name}: document {wrong}, it has {count}, counted from 0")
+        return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
 
-    Raises:
-        IndexError: there is no such document.
-    """
-    bounds = index_of(source.dataset).document_indices
-    count = len(bounds) - 1
-    if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
-        wrong = documents[0] if documents[0] < 0 else documents[-1]
-        raise IndexError(f"{source.name}: document {wrong}, it has {count}, counted from 0")
-    return join_ranges(bounds[documents].astype(np.int64), bounds[documents + 1].astype(np.int64))
+    def find_documents(self, source: int, sequences: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the document of each sequence of a source, and the tokens of that document before the sequence.
 
-
-def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the document of each sequence, and the number of tokens of that document before the sequence.
-
-    Args:
-        index: the `.idx` of the sequences.
-        sequences: numbers of sequences, shape (n,).
-    """
-    if index.documents_are_sequences:
-        return sequences, np.zeros_like(sequences)
-    bounds = index.document_indices
-    inside = sequences.max(initial=-1) < len(bounds) - 1
-    # As many documents as sequences, one in each: two looks instead of a search.
-    if inside and (bounds[sequences] == sequences).all() and (bounds[sequences + 1] == sequences + 1).all():
-        return sequences, np.zeros_like(sequences)
-    document = bounds.searchsorted(sequences, side="right") - 1
-    bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
-    return document.astype(np.int64), bytes_before // index.dtype_size
+        Args:
+            source: number of the source in the order.
+            sequences: numbers of sequences, shape (n,).
+        """
+        index = index_of(self.order.sources[source].dataset)
+        if index.documents_are_sequences:
+            return sequences, np.zeros_like(sequences)
+        bounds = index.document_indices
+        inside = sequences.max(initial=-1) < len(bounds) - 1
+        # As many documents as sequences, one in each: two looks instead of a search.
+        if inside and (bounds[sequences] == sequences).all() and (bounds[sequences + 1] == sequences + 1).all():
+            return sequences, np.zeros_like(sequences)
+        document = bounds.searchsorted(sequences, side="right") - 1
+        bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
+        return document.astype(np.int64), bytes_before // index.dtype_size
 
 
 def _read_spans(order: Order, source: int, samples: Numbers) -> Columns:
@@ -294,7 +290,7 @@ def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
     _, bounds, (sequence, first, length, target, inputs) = _read_spans(order, source, samples)
     if source < 0:
         return [np.zeros_like(samples)], bounds, [sequence] * 7
-    document, offset = find_documents(index_of(order.sources[source].dataset), sequence)
+    document, offset = OrderReads(order).find_documents(source, sequence)
     epochs = list_members(order)[source].epochs(samples)
     return [epochs], bounds, [sequence, first, document, offset + first, length, target, inputs]
 

@@ -64,11 +64,6 @@ class Request(ABC):
         inner = [text for request in self.inner_requests for text in request.list_uncounted()]
         return [*dict.fromkeys(filter(None, [self.uncounted, *inner]))]
 
-    def check_pure(self) -> None:
-        """Raise ConfigError if a class of datasets opens the order of a source by itself, so that a request cannot."""
-        for request in self.inner_requests:
-            request.check_pure()
-
     @abstractmethod
     def open(self, opener: Opener) -> Order:
         """Return the order. Requests inside are opened by `opener.open`."""
@@ -177,11 +172,8 @@ class SourceRequest(Request):
 
     def index_name(self) -> IndexName:
         """Return the name of the index in the cache, whether or not it exists."""
-        return IndexName.of(self.directory or self._beside_data, self.kind, self.split, self.identifiers)
-
-    @property
-    def _beside_data(self) -> Location:
-        return Location(join_uri(self.prefix, f"cache/{self.kind}_indices"), self.storage_options)
+        beside_data = Location(join_uri(self.prefix, f"cache/{self.kind}_indices"), self.storage_options)
+        return IndexName.of(self.directory or beside_data, self.kind, self.split, self.identifiers)
 
     def description_hash(self) -> str:
         """Return the md5 of the text with which Megatron names the index."""
@@ -214,6 +206,7 @@ class SourceRequest(Request):
         return IndexOptions(self.index_name, opener)
 
     def check_pure(self) -> None:
+        """Raise ConfigError if the class of dataset opens the order by itself, so that a request cannot."""
         if self.bookends is None or self.rule is None:
             raise ConfigError(f"order: found {self.kind}, which opens its order by itself; build the dataset")
 

@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
@@ -37,7 +36,7 @@ from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
@@ -135,10 +134,6 @@ class PackedReading:
             depends["mixing"] = [[asdict(each) for each in self.schedules or ()], self.max_epochs]
         depends["sets"] = [{**asdict(packed_set), "at_end": packed_set.at_end.name} for packed_set in self.sets]
         return depends
-
-    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
-        """Return that the samples of each step are trained."""
-        return np.ones(len(steps), np.bool_)
 
     def count_passes(self, num_epochs: int, stop_step: int) -> int:
         """Return the largest number of passes over the files of a set that have begun before a step."""

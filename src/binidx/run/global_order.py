@@ -16,14 +16,12 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, permutation
+from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import sorted_unique
 from binidx.run.schedule import BatchSchedule, check_steps
-
-Numbers = NDArray[np.int64]
 
 
 class SampleReads(NamedTuple):
@@ -90,10 +88,6 @@ class GlobalOrder:
         None if its loaders are cyclic and start over.
         """
         return None if self.end is None else self.schedule.step_of(self.end)
-
-    def trained(self, steps: Numbers) -> NDArray[np.bool_]:
-        """Return whether the samples that a step reads are trained; iterations to skip only read them."""
-        return ~np.isin(steps, self.schedule.skipped_steps)
 
     @property
     def knows_earlier(self) -> bool:

@@ -13,25 +13,22 @@ relative paths also has `"directory"`; they stay as they were written, as the na
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
-from binidx.dataset.affects import list_harmless
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
-from binidx.dataset.config import GPTDatasetConfig, Split, WrittenPaths
+from binidx.dataset.affects import list_harmless, saved_fields
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.megatron.ordered_dataset import building, request_order
-from binidx.dataset.split_requests import SplitRequests, request_splits
-from binidx.dataset.staged import Stage, StagedBlendedDataset, request_stages
+from binidx.dataset.split_requests import SplitRequests
+from binidx.dataset.staged import Stage
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
@@ -100,7 +97,7 @@ class Run:
     stages: Sequence[Stage] | None = None
     directory: str | None = field(default_factory=os.getcwd)
     same_data: Mapping[str, str] = field(default_factory=dict)
-    other_fields: Mapping[str, Any] = field(default_factory=dict, metadata={"saved": False})
+    other_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -116,7 +113,7 @@ class Run:
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
         self._open_relative_paths()
-        self._builder()  # checks the sizes
+        self.builder()  # checks the sizes
         if self.stages is not None and self.sizes[0] != 0:
             raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
         if self.step_batch_size_schedule is not None and self.global_batch_size is not None:
@@ -171,7 +168,20 @@ class Run:
             previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
             out.write(format_run(replace(self, previous=previous)))
 
-    def build(self, *, on_outcome: OnOutcome = None, pinned: bool = True, warns: bool = True) -> Built:
+    def builder(self, *, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
+        """Return the builder of the datasets, for one phase.
+
+        Args:
+            pinned, warns: as for `build`.
+        """
+        config = replace(self.config, read_plan=False)  # a plan knows no documents
+        return BlendedMegatronDatasetBuilder(
+            GPTDataset, self.sizes, lambda: True, config, stages=self.stages, pinned=pinned, warns=warns
+        )
+
+    def build(
+        self, *, on_outcome: Callable[[Any], None] | None = None, pinned: bool = True, warns: bool = True
+    ) -> list[Any]:
         """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
 
         Args:
@@ -188,23 +198,13 @@ class Run:
         if self.phase_transition_iterations:
             return self._phase.build(on_outcome=on_outcome, pinned=pinned, warns=warns)
         if "_built" not in vars(self):
-            built = self._builder(pinned, warns).build(on_outcome=on_outcome)
-            if self.stages is not None:
-                with building(BuildContext(on_outcome=on_outcome, warns=warns)):
-                    built[0] = StagedBlendedDataset(GPTDataset, self.stages, self.config)
-            vars(self)["_built"] = built
-        datasets: Built = vars(self)["_built"]
+            vars(self)["_built"] = self.builder(pinned=pinned, warns=warns).build(on_outcome=on_outcome)
+        datasets: list[Any] = vars(self)["_built"]
         return datasets
 
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
-        run = self._phase
-        requests = dict(request_splits(GPTDataset, run.config, run.sizes))
-        if run.stages is not None:
-            requests[Split.train] = [request_order(run.config, request_stages(GPTDataset, run.stages, run.config))]
-        for request in chain(*requests.values()):
-            request.check_pure()
-        return requests
+        return self._phase.builder().requests()
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -257,7 +257,11 @@ class Run:
         train = self.build()[0]
         if train is None:
             raise ConfigError("run: has no train split to take samples from")
-        return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
+        return self.order_samples(len(train))
+
+    def order_samples(self, num_samples: int) -> GlobalOrder:
+        """Return the global order of a train split with a number of samples."""
+        return GlobalOrder(self.schedule, num_samples, self.dataloader_type, self.data_sharding)
 
     def _repr_html_(self) -> str:
         blend, schedule = self.config.blend or (self.config.blend_per_split or [None])[0], self.schedule
@@ -325,16 +329,9 @@ class Run:
         if directory is not None and relative:
             config, stages = _rename_paths(self, {path: f"{directory}/{path}" for path in relative})
             opened = {**written.opened, **{f"{directory}/{path}": path for path in relative}}
-            written = config.written_paths = WrittenPaths(directory, opened)
+            written = config.written_paths = replace(written, directory=directory, opened=opened)
             vars(self).update(config=config, stages=stages)
         vars(self)["directory"] = written.directory
-
-    def _builder(self, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
-        stages = [prefix for stage in self.stages or () for prefix in stage.blend[0]]
-        config = replace(self.config, read_plan=False)  # a plan knows no documents
-        return BlendedMegatronDatasetBuilder(
-            GPTDataset, self.sizes, lambda: True, config, other_prefixes=stages, pinned=pinned, warns=warns
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(self)}  # and not what was built
@@ -360,20 +357,25 @@ def read_run_file(file: Location) -> bytes:
     )
 
 
+def is_packed_run(file: Location) -> bool:
+    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
+    values = RUN_FILE.parse(read_run_file(file), file.uri)
+    return isinstance(values, dict) and "fork" in values
+
+
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths.opened)
-    saved = [option.name for option in fields(written) if option.init and _is_saved(option)]
-    config = {name: getattr(written, name) for name in saved}
+    config = {option.name: getattr(written, option.name) for option in saved_fields(GPTDatasetConfig)}
     if (order := config.pop("order")) is not None:
         config["order"] = order.pinned(run.config.storage_options).to_json()
     tokenizer = vars(SavedTokenizer.of(run.config.tokenizer))
     config["tokenizer"] = {name: value for name, value in tokenizer.items() if value not in (None, {})}
-    described = {option.name: getattr(run, option.name) for option in fields(run) if _is_saved(option)}
-    steps = {option.name: described.pop(option.name) for option in fields(run) if option.name in STEPS}
+    described = {option.name: getattr(run, option.name) for option in fields(run)}
+    steps = {name: described.pop(name) for name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
         config["steps"] = steps
-    described |= {**run.other_fields, "config": config}
+    described |= {**described.pop("other_fields"), "config": config}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
     for name in [name for name in ("directory", "previous", "same_data") if not described[name]]:
@@ -407,7 +409,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
     stages = [Stage(**{**stage, "blend": tuple(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
-    known = {option.name for option in fields(Run) if _is_saved(option)} - STEPS.keys()
+    known = {option.name for option in fields(Run)} - {*STEPS, "other_fields"}
     others = {name: value for name, value in values.items() if name not in known}
     return Run(
         **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
@@ -428,18 +430,13 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
     return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
-def _is_saved(option: Field[Any]) -> bool:
-    """Return whether the file of a run has a field."""
-    return bool(option.metadata.get("saved", True))
-
-
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return a dataclass of the saved fields of `kind`, without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
     described = [
         (option.name, hints[option.name], field(default=option.default, default_factory=option.default_factory))
-        for option in fields(kind)
-        if option.init and _is_saved(option) and option.name not in left_out
+        for option in saved_fields(kind)
+        if option.name not in left_out
     ]
     added = [(name, types[name] | None, None) for name in types.keys() - {option.name for option in fields(kind)}]
     return make_dataclass(kind.__name__, [*described, *added], kw_only=True)
@@ -472,7 +469,7 @@ def tolerates_in_run(path: str, similar: str) -> bool:
 RUN_FILE = JsonFile[Any](
     _model_of_file(
         Run,
-        [*STEPS],
+        [*STEPS, "other_fields"],
         config=_model_of_file(
             GPTDatasetConfig,
             tokenizer=SavedTokenizer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ class PerProcess(Generic[Value]):
 
     def __init__(self, value: Value, open: Callable[[], Value] | None = None) -> None:
         self._value = value
-        self._state = uuid.uuid4().hex, open or functools.partial(_return, value)
+        self._state = uuid.uuid4().hex, open, None if open else value
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_state": self._state}
@@ -50,13 +49,9 @@ class PerProcess(Generic[Value]):
         """Return the value; another process keeps the value of the last job."""
         if "_value" in vars(self):
             return self._value
-        job, open = self._state
+        job, open, value = self._state
         with self._opening():
             if job not in self._opened:
                 self._opened.clear()
-                self._opened[job] = open()
+                self._opened[job] = open() if open else value
             return cast(Value, self._opened[job])
-
-
-def _return(value: Value) -> Value:
-    return value

@@ -24,6 +24,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
 
@@ -182,6 +185,10 @@ class BatchSchedule:
         """Return the step that consumes the sample at position `sample` of the order of consumption."""
         stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + (sample - stage.first_sample) // stage.batch_size
+
+    def trains(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the samples of each step are trained; those of iterations to skip are only read."""
+        return ~np.isin(steps, self.skipped_steps)
 
     def skipped_before(self, step: int) -> int:
         """Return Megatron's `skipped_train_samples` before a step: those read by skipped steps, and rounded off others.

@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError
+from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import little_endian
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
-from binidx.order.order_protocols import Source
+from binidx.order.order_protocols import Numbers, Source
 from binidx.order.source_order import join_ranges
 from binidx.search.document_search import Hits, SearchResult, search_documents
 from binidx.search.normalize import normalize_bytes, normalize_query
 from binidx.storage.location import Location
-
-Numbers = NDArray[np.int64]
 
 CONTINUATIONS = np.repeat([0, 1, 2, 3], [0xC0, 0x20, 0x10, 0x10])
 """Number of bytes of a UTF-8 character after its first one, by that."""
@@ -66,7 +65,7 @@ def locate_matches(
     sequences, sizes = join_ranges(first, stop), np.concatenate([[0], np.cumsum(stop - first)])
     lengths = np.asarray(dataset.sequence_lengths[sequences], np.int64)
     spans, starts = np.column_stack([sequences, 0 * lengths, lengths]), np.concatenate([[0], lengths.cumsum()])[sizes]
-    for part in slices_of(starts[:-1], tokens_at_once):
+    for part in (slice(*pair) for pair in batch_by_size(starts, tokens_at_once)):
         pieces = dataset.read(spans[sizes[part.start] : sizes[part.stop]])
         text, ends = decode_tokens(np.concatenate([np.empty(0, dtype), *pieces]), table, tokens_at_once)
         before = starts[part.start : part.stop + 1] - starts[part.start]  # tokens before each document
@@ -155,13 +154,3 @@ def _find_all(text: bytes, pattern: bytes, first: int, stop: int, unit: int) -> 
         if at % unit == 0:
             yield at
         at = text.find(pattern, at + 1, stop)
-
-
-def slices_of(starts: Numbers, size: int) -> Iterator[slice]:
-    """Yield slices of consecutive items of about `size` together, or of one larger item; equal starts stay together.
-
-    Args:
-        starts: sum of the sizes before each item, shape (n,).
-    """
-    cuts = np.flatnonzero(np.diff(starts // size, prepend=-1))
-    yield from (slice(*pair) for pair in pairwise([*cuts.tolist(), len(starts)]))

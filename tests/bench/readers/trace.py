@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from binidx.run.provenance.run_order import RunOrder
+from binidx import RunOrder
 from binidx.run.run_file import Run
 
 

@@ -10,11 +10,11 @@ import pytest
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.run.display.figures import FORMATS, draw_blend, draw_epochs, figure_bytes
 from binidx.run.display.timeline import build_timeline
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 
@@ -26,7 +26,7 @@ def random_order(folder: Path, seed: int) -> RunOrder:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_bins_hold_the_samples_that_are_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.run.provenance.history.STRETCH_POSITIONS", 5)
+    monkeypatch.setattr("binidx.run.run_order.STRETCH_POSITIONS", 5)
     order = random_order(tmp_path, seed)
     num_steps = order.num_steps() or 2 * len(order.order)
     steps = range(num_steps // 4, num_steps)

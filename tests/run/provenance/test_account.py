@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
+from binidx import RunOrder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
@@ -18,7 +19,6 @@ from binidx.order.requests import Request
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import BatchSchedule
 
@@ -30,7 +30,7 @@ def test_accounts_add_up_to_what_was_served(
     kind: type[GPTDataset], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("binidx.run.provenance.accounts.STRETCH_POSITIONS", 5)
-    monkeypatch.setattr("binidx.run.provenance.history.STRETCH_POSITIONS", 5)
+    monkeypatch.setattr("binidx.run.run_order.STRETCH_POSITIONS", 5)
     dataset = random_run(tmp_path, seed, kind)
     order = RunOrder.of_dataset(
         dataset, GlobalOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2])

@@ -18,7 +18,8 @@ from helpers.traceable_runs import random_config, random_run
 
 import binidx.corpus.exchange as exchange_module
 import binidx.order.stored.baked_order as baked_module
-import binidx.run.provenance.baking as bake_module
+import binidx.run.stored.baking as bake_module
+from binidx import RunOrder
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.stored.baked import BakedDataset
@@ -27,9 +28,8 @@ from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.jobs.parts import Shard, Workers
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.baking import bake, plan_bake
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.baking import bake, plan_bake
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.testing import check_order

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
+from binidx import RunOrder
 from binidx.errors import ConfigError
 from binidx.order.reads import OrderReads
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 

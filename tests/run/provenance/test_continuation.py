@@ -14,7 +14,7 @@ import pytest
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.run.provenance.history import RunHistory
+from binidx.run.history import RunHistory
 from binidx.tools.account import main as account
 from binidx.tools.trace_step import main as trace
 

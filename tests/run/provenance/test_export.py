@@ -12,6 +12,7 @@ import pytest
 from conftest import Bucket
 from helpers.traceable_runs import random_run
 
+from binidx import RunOrder
 from binidx.errors import ObjectExistsError
 from binidx.format.arrow import parquet
 from binidx.jobs.parts import Workers
@@ -20,7 +21,6 @@ from binidx.packed.packed_order import AtEnd, PackedSet
 from binidx.packed.packed_run import PackedReading, PackedRunOrder
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 

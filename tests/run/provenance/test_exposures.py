@@ -13,6 +13,7 @@ from helpers.gpt_data import Tokenizer
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
@@ -20,7 +21,6 @@ from binidx.errors import ConfigError
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.exposures import Exposures, count_exposures, count_groups
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
 

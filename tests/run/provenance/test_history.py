@@ -16,12 +16,12 @@ from helpers.spike_model import limits_of, mixture_losses, neighbours
 from helpers.traceable_runs import write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.loader.samplers import build_sampler
 from binidx.run.display.timeline import build_timeline
+from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import account
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.spikes import RunLosses, find_spikes
 
 
@@ -155,7 +155,7 @@ def check_history(directory: Path, seed: int) -> None:
     found, reads = list[Served](), defaultdict[str, list[Any]](list)
     for order, steps in history.orders(range(history.first_step, stop)):
         readings, contents = order.trace(steps)
-        trained, spans = order.reading.trained(readings.step), contents
+        trained, spans = order.reading.schedule.trains(readings.step), contents
         for row, (step, rank, slot, _, sample) in enumerate(
             zip(*(column.tolist() for column in readings), strict=True)
         ):

@@ -12,13 +12,13 @@ import pytest
 from helpers.copied_runs import BATCH, account_served, open_history, run_over, save_history, write_corpus
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
 from binidx.format.arrow import pa
 from binidx.loader.losses import LossRecorder
 from binidx.run.display.timeline import build_timeline
 from binidx.run.provenance.accounts import IN_RUN, account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.spikes import find_spikes, read_run_losses
 from binidx.storage.location import Location
 from binidx.tools import main

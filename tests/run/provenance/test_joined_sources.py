@@ -22,14 +22,14 @@ from helpers.explored import read_html
 from helpers.explored import served as served_pages
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import ConfigError
 from binidx.explore.explored import Explored
 from binidx.run.display.timeline import build_timeline
+from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import account, compare_documents
 from binidx.run.provenance.data_card import build_card, format_card, format_public_summary
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
 from binidx.tools import main
 
 NOT_COMPARED = "same lengths, tokens not compared"

@@ -18,7 +18,7 @@ from binidx.dataset.config import WrittenPaths
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import ConfigError, ObjectChangedError
-from binidx.run.provenance.read_planning import prepare_read_plan
+from binidx.run.stored.read_planning import prepare_read_plan
 from binidx.tools import main
 
 

@@ -23,6 +23,7 @@ from helpers.traceable_runs import random_config, write_source
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
+from binidx import RunOrder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.ordered_dataset import make_opener
 from binidx.dataset.split_requests import request_splits
@@ -32,7 +33,6 @@ from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.order.blended_order import list_members
 from binidx.order.staged.window_order import WindowRequest
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.ranged_arrays import MAX_GAP, RangedArray

@@ -18,7 +18,8 @@ from helpers.gpt_data import Tokenizer, assert_same_sample
 from helpers.traceable_runs import random_config, random_run, write_source
 
 import binidx
-import binidx.run.provenance.read_planning as planning
+import binidx.run.stored.read_planning as planning
+from binidx import RunOrder
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.dataset.rank_comparison import identify
@@ -29,9 +30,8 @@ from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.order.reads import TokenPlaces
 from binidx.order.stored.planned_order import PlannedRows, ReadPlan, format_blocks, seal
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.read_planning import plan_reads, write_read_plan
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
+from binidx.run.stored.read_planning import plan_reads, write_read_plan
 from binidx.storage.location import Location
 from binidx.testing import check_order
 

@@ -20,10 +20,10 @@ from helpers.spike_model import limits_of, mixture_losses, neighbours
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
+from binidx import RunOrder
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.loader.losses import LossRecorder, read_losses
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.run_order import RunOrder
 from binidx.run.provenance.spikes import RunLosses, find_spikes
 from binidx.run.schedule import BatchSchedule
 

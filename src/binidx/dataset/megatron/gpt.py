@@ -18,7 +18,7 @@ from binidx.errors import ConfigError, IndexBuildError
 from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import StoredTokens, Tokens, check_tokens
-from binidx.index.cache.index_files import IndexName, recorded_name
+from binidx.index.cache.index_files import recorded_name
 from binidx.index.document_sample import EpochPlan
 from binidx.index.documents import Documents, as_array, compact_documents
 from binidx.index.gpt_indices import ARRAYS
@@ -135,11 +135,8 @@ class GPTDataset(MegatronDataset):
 
     @property
     def _index_options(self) -> IndexOptions:
-        return IndexOptions(self._find_name, self.opener)
-
-    def _find_name(self) -> IndexName:
         # In Megatron the index is beside the opened data, whatever path names it.
-        return replace(self.source_request, prefix=self.dataset.path_prefix).index_name()
+        return IndexOptions(replace(self.source_request, prefix=self.dataset.path_prefix).index_name, self.opener)
 
     @property
     def indices(self) -> NDArray[np.int32]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from binidx.errors import FormatError, StorageError
 from binidx.format.source import DatasetFiles
@@ -75,17 +73,16 @@ class IndexFilesState:
         why = "nothing shows that the .idx is the one it was: a start reads and compares it"
         return cls(CacheState.UNPROVEN, why, likely)
 
+    def read_order_change(self, files: IndexFiles, options: Fields, order: OrderKey) -> str:
+        """Return the message for an order that differs from those of all recorded indices of the same data; else "".
 
-def read_order_change(files: IndexFiles, options: Fields, content: Mapping[str, Any], order: OrderKey) -> str:
-    """Return the message for an order that differs from those of all recorded indices of the same data; else "".
+        The record of orders is named by a hash of the data, which the manifest of any index of the data contains.
 
-    Args:
-        files: files of the index.
-        options: as in `IndexFilesState.of`.
-        content: as in `IndexFilesState`, of any index of the data: the record is named by a hash of it.
-        order: order of the index.
-    """
-    record = IndexFiles(files.directory, hash_fields({"algorithm": ALGORITHM, **options}, content))
-    with suppress(StorageError):
-        return describe_change(parse_known(record.read_small(ORDERS) or b""), order, files.name)
-    return ""
+        Args:
+            files, options: as in `of`, of an index of the same data.
+            order: order of that index.
+        """
+        record = IndexFiles(files.directory, hash_fields({"algorithm": ALGORITHM, **options}, self.content or {}))
+        with suppress(StorageError):
+            return describe_change(parse_known(record.read_small(ORDERS) or b""), order, files.name)
+        return ""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from binidx.dataset.served import check_traceable
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
 from binidx.format.sidecars.lineage import origin_text
 from binidx.order.reads import OrderReads
-from binidx.run.provenance.sample_rows import known_origins
+from binidx.run.display.sample_rows import known_origins
+from binidx.run.run_order import check_traceable
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
 from binidx.tokenizers.describe import describe_tokenizer
@@ -41,6 +41,7 @@ class TokenPiece(NamedTuple):
     is_special: bool
 
 
+@dataclass(frozen=True)
 class TokenText:
     """Text of the tokens of one source.
 
@@ -51,14 +52,10 @@ class TokenText:
         reason: why there is no `decode`.
     """
 
-    def __init__(
-        self,
-        decode: Callable[[list[int]], str] | None = None,
-        names: dict[int, str] | None = None,
-        eod: int | None = None,
-        reason: str = "",
-    ) -> None:
-        self.decode, self.names, self.eod, self.reason = decode, names or {}, eod, reason
+    decode: Callable[[list[int]], str] | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+    eod: int | None = None
+    reason: str = ""
 
     @classmethod
     def open(cls, prefix: Location, tokenizer: str | None = None) -> TokenText:

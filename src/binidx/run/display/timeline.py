@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.index.blend import normalize
 from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
-from binidx.run.provenance.history import RunHistory, count_reads, count_source
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import Runs
+from binidx.run.run_order import RunOrder, count_source
 from binidx.run.schedule import check_steps
 
 MOST_SEAMS = 100
@@ -105,7 +104,7 @@ class Timeline:
                 yield {"first_step": first, "stop_step": stop, **sizes, "source": name, **counts, **ends}
 
 
-def build_timeline(order: RunOrder | RunHistory, steps: range, num_bins: int = 200) -> Timeline:
+def build_timeline(order: Runs, steps: range, num_bins: int = 200) -> Timeline:
     """Return the course of a run, or of a history, over some steps.
 
     Args:
@@ -172,7 +171,7 @@ class _Course:
         self.order, self.num_sources, self._group = order, size, group
         before = order.reading.schedule.samples_before
         self._positions = [first, *(before(step) for step in np.clip(bounds, part.start, part.stop).tolist())]
-        reads = np.array([count_reads(order, [span]) for span in pairwise(self._positions)])
+        reads = np.array([order.count_reads([span]) for span in pairwise(self._positions)])
         self.counts, read = np.moveaxis(reads @ (group[:, None] == np.arange(size)), 1, 0)
         self._tokens = np.zeros(size, np.int64)
         self._tokens[self._group] = map_sources(
@@ -214,8 +213,7 @@ def _planned_shares(order: RunOrder, group: Numbers, size: int, firsts: Sequence
         blend = config.blend or (config.blend_per_split or [None])[0]
         if blend is None or blend[1] is None or len(blend[1]) != len(order.prefixes):
             return None
-        for number, share in zip(group.tolist(), normalize(list(blend[1])), strict=True):
-            shares[:, number] += share
+        np.add.at(shares.T, group, np.array(blend[1], np.float64)[:, None] / np.sum(blend[1]))
         return shares
     first, numbers = 0, dict(zip(order.prefixes, group, strict=True))
     for stage in stages:

@@ -20,11 +20,9 @@ from binidx.format.bin_file import require_sums
 from binidx.format.idx import SequenceIndex
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import DatasetFiles, open_source
-from binidx.index.blend import normalize
-from binidx.index.cache.inspection import CacheState, IndexFilesState, read_order_change
+from binidx.index.cache.inspection import CacheState, IndexFilesState
 from binidx.index.cache.order_record import OrderKey
 from binidx.index.document_sample import EpochPlan
-from binidx.order.order_options import name_order
 from binidx.order.requests import BlendRequest, SourceRequest, find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
@@ -121,7 +119,8 @@ class RunInventory:
         if blend is None:
             return [(index, 1.0) for index in train]
         if blend.weights is not None:
-            return [*zip(train, normalize([*blend.weights]), strict=True)]
+            weights = np.array(blend.weights, np.float64)
+            return [*zip(train, (weights / weights.sum()).tolist(), strict=True)]
         total = max(1, sum(index.num_samples for index in train))
         return [(index, index.num_samples / total) for index in train]
 
@@ -145,7 +144,7 @@ def take_inventory(run: Run) -> RunInventory:
     )
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
     parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
-    uncounted = [f"order: {name_order(run.config.order)}: {text}" for text in parts]
+    uncounted = [f"order: {run.config.order.kind_name}: {text}" for text in parts]
     return RunInventory(run, datasets, indices, blends, listed.keys(), uncounted)
 
 
@@ -218,18 +217,14 @@ def _take_index(
 
 
 def order_changes(inventory: RunInventory) -> list[str]:
-    """Return messages for the sources whose order differs from the last run in the same directory.
-
-    The record of orders is named by a hash of the data, which the manifest of any index of the same prefix contains.
-    """
-    contents = {index.wanted.prefix: content for index in inventory.indices if (content := index.cache.content)}
+    """Return messages for the sources whose order differs from the last run in the same directory."""
+    known = {index.wanted.prefix: index.cache for index in inventory.indices if index.cache.content}
     messages = []
     for index in inventory.indices:
-        content = contents.get(index.wanted.prefix)
-        if content is None or index.order is None or index.cache.state not in (CacheState.MISSING, CacheState.STALE):
+        cache, is_unbuilt = known.get(index.wanted.prefix), index.cache.state in (CacheState.MISSING, CacheState.STALE)
+        if cache is None or index.order is None or not is_unbuilt:
             continue
-        files = index.wanted.index_name().files
-        if change := read_order_change(files, index.options, content, index.order):
+        if change := cache.read_order_change(index.wanted.index_name().files, index.options, index.order):
             messages.append(f"{index.wanted.prefix}, {index.wanted.split}: {change}")
     return messages
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.errors import BinidxError, redacted
 from binidx.format.source import DatasetFiles
-from binidx.index.cache.index_files import recorded_name
 from binidx.run.plan.forecast import measure_link
 from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.run_file import Run
@@ -78,21 +76,15 @@ def _check_stores(plan: RunPlan) -> Iterator[NodeCheck]:
     for place, dataset in largest.items():
         try:
             link = measure_link(dataset)
-            refused = _count_refused(dataset)
+            reader = RemoteObject(dataset.bin)
+            starts = np.linspace(0, max(reader.size - PROBE_BYTES, 0), NUM_PROBES).astype(np.int64).tolist()
+            reader.read([(start, min(start + PROBE_BYTES, reader.size)) for start in starts])
         except BinidxError as error:
             yield NodeCheck(redacted(place), FAILED, str(error))
             continue
         speed = f"{link.latency_seconds * 1e3:.1f} ms to the first byte, {bytes_text(link.bytes_per_second)}/s"
-        requests = f"{refused} of {NUM_PROBES} requests refused (429, 503)"
-        yield NodeCheck(redacted(place), WARNING if refused else OK, f"{speed}, {requests}")
-
-
-def _count_refused(dataset: DatasetFiles) -> int:
-    """Return how many of many small requests that are sent at once the store refuses."""
-    reader = RemoteObject(dataset.bin)
-    starts = np.linspace(0, max(reader.size - PROBE_BYTES, 0), NUM_PROBES).astype(np.int64).tolist()
-    reader.read([(start, min(start + PROBE_BYTES, reader.size)) for start in starts])
-    return reader.stats.refused
+        requests = f"{reader.stats.refused} of {NUM_PROBES} requests refused (429, 503)"
+        yield NodeCheck(redacted(place), WARNING if reader.stats.refused else OK, f"{speed}, {requests}")
 
 
 def _check_directories(plan: RunPlan) -> Iterator[NodeCheck]:
@@ -127,10 +119,8 @@ def _check_directory(directory: str, needed: float, content: str) -> NodeCheck:
 
 def _check_caches(plan: RunPlan) -> Iterator[NodeCheck]:
     """Write, read and remove an object where the indices of the run are kept."""
-    config = plan.inventory.run.config
-    prefixes = [*plan.inventory.datasets]
-    directory = config.path_to_cache or f"{prefixes[0]}/cache/{recorded_name(GPTDataset)}_indices"
-    canary = Location(directory, config.storage_options) / f"check-{uuid.uuid4().hex}.tmp"
+    folder = plan.inventory.indices[0].wanted.index_name().files.directory
+    canary, directory = folder / f"check-{uuid.uuid4().hex}.tmp", folder.uri
     content, began = uuid.uuid4().hex.encode(), time.time()
     try:
         write_object(canary, [content])

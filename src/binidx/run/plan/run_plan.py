@@ -52,13 +52,6 @@ MAX_NAMED = 3
 """Largest number of warnings of one kind; further ones are only counted."""
 
 
-INDEX_COLUMNS = (
-    *("split", "source", "documents", "samples", "epochs"),
-    *("num_bytes", "memory_bytes", "build_seconds", "cache", "why"),
-)
-"""Keys of a row of `RunPlan.index_rows`."""
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """Plan of a run.
@@ -197,11 +190,11 @@ class RunPlan:
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return a row of JSON values for each blend and index, split by split; the blend of a split comes first."""
-        rows, threads = [], self.inventory.run.config.num_dataset_builder_threads
+        rows, threads = list[dict[str, Any]](), self.inventory.run.config.num_dataset_builder_threads
         for split in Split:
             rows += [_blend_row(blend) for blend in self.inventory.blends if blend.wanted.split == split.name]
             rows += [_index_row(index, threads) for index in self.inventory.indices if index.wanted.split == split.name]
-        return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -249,20 +242,22 @@ def _source_row(costs: Costs) -> dict[str, Any]:
     }
 
 
-def _blend_row(blend: BlendInventory) -> tuple[Any, ...]:
-    size, num_bytes, cache = blend.size, blend_bytes(blend.size), blend.cache
-    source, seconds = f"blend of {len(blend.wanted.parts):,}", size * SECONDS_PER_BLENDED_SAMPLE
-    return blend.wanted.split, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
+def _blend_row(blend: BlendInventory) -> dict[str, Any]:
+    size, num_bytes, name = blend.size, blend_bytes(blend.size), f"blend of {len(blend.wanted.parts):,}"
+    row = {"split": blend.wanted.split, "source": name, "documents": None, "samples": size, "epochs": None}
+    needs = {"num_bytes": num_bytes, "memory_bytes": num_bytes, "build_seconds": size * SECONDS_PER_BLENDED_SAMPLE}
+    return {**row, **needs, "cache": blend.cache.state, "why": blend.cache.why}
 
 
-def _index_row(index: IndexInventory, threads: int) -> tuple[Any, ...]:
-    documents, plan, why = index.documents, index.plan, index.problem or index.cache.why
-    sizes: tuple[float, ...] = (0, 0, 0, 0.0)
+def _index_row(index: IndexInventory, threads: int) -> dict[str, Any]:
+    documents, plan, split = index.documents, index.plan, index.wanted.split
+    row = {"split": split, "source": index.wanted.prefix, "documents": documents, "samples": index.num_samples}
+    needs: dict[str, float] = {"epochs": 0, "num_bytes": 0, "memory_bytes": 0, "build_seconds": 0.0}
     if plan is not None:
         memory, seconds = build_memory_bytes(documents, plan, threads), build_seconds(documents, plan)
-        sizes = (plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds)
-    name = index.wanted.split, index.wanted.prefix
-    return *name, documents, index.num_samples, *sizes, index.cache.state, why
+        sizes = plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds
+        needs = dict(zip(needs, sizes, strict=True))
+    return {**row, **needs, "cache": index.cache.state, "why": index.problem or index.cache.why}
 
 
 def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None) -> RunPlan:
@@ -280,9 +275,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"nodes, tokens_per_second: found {nodes}, {tokens_per_second}, need numbers above 0")
     inventory = take_inventory(run)
-    order = None
-    if inventory.num_samples >= run.schedule.block:
-        order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
+    order = run.order_samples(inventory.num_samples) if inventory.num_samples >= run.schedule.block else None
     steps = order.num_steps() if order else run.first_step
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     datasets = inventory.datasets.values()

@@ -1,1 +1,1 @@
-"""Provenance of steps, down to documents: trace, where, account, export, bake."""
+"""Documents that a run has read, and the steps: accounts, exposures, exports, data cards, spikes of the loss."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,16 @@ from numpy.typing import NDArray
 from binidx.errors import redacted, trims_traceback
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
-from binidx.index.blend import row_blocks, samples_per_dataset
 from binidx.order.blended_order import list_members, map_sources
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import find_documents
+from binidx.order.order_protocols import Numbers
+from binidx.order.view import key_samples
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
-from binidx.run.provenance.history import STRETCH_POSITIONS, Runs, count_reads, count_source, find_changes
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import Runs
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import STRETCH_POSITIONS, RunOrder, count_source
 from binidx.run.schedule import check_steps
+from binidx.storage.ranges import cut
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,9 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
             accounts |= _account_blocks(each, each.order, stop)
             notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in problems]
         seen = _times_seen(each, first, stop) if repeats else []
-        for key, source, counts in zip(keys, each.sources, seen, strict=False):
+        for place, (key, counts) in enumerate(zip(keys, seen, strict=False)):
             times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
-            accounts[key] = replace(accounts[key], seen=_histogram(source, times[key]))
+            accounts[key] = replace(accounts[key], seen=_histogram(each, place, times[key]))
     if len(parts) > 1:
         notes += [IN_RUN, *find_changes([each for each, _ in parts], joined)]
     return Accounts(accounts.values(), [*dict.fromkeys(notes)])  # two runs may have the same rounds
@@ -186,11 +187,12 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     schedule, numbers = order.reading.schedule, dict[Key, list[int]]()
     steps = [step for step in schedule.skipped_steps if step < end]
     skipped = [(schedule.samples_before(step), schedule.samples_before(step + 1)) for step in steps]
-    read, untrained = (count_reads(order, spans) for spans in ([(first, schedule.samples_before(end))], skipped))
+    read, untrained = (order.count_reads(spans) for spans in ([(first, schedule.samples_before(end))], skipped))
     planned = read[0]
     if is_last:
-        sizes = np.array(samples_per_dataset(order.list_sources, len(keys)))
-        planned = sizes - count_reads(order, [(0, first * order.reading.knows_earlier)])[0]
+        blocks = (order.list_sources[slice(*rows)] for rows in cut((0, len(order.list_sources)), STRETCH_POSITIONS))
+        sizes = sum(np.bincount(block, minlength=len(keys)) for block in blocks)
+        planned = sizes - order.count_reads([(0, first * order.reading.knows_earlier)])[0]
     counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
     for number, key in enumerate(keys):
         numbers.setdefault(key, []).append(number)
@@ -211,8 +213,8 @@ def _account_blocks(order: RunOrder, blocks: StoredBlocks, stop: int) -> dict[Ke
     sets = blocks.describe(np.arange(len(order.order)))[0].source
     own = np.where(order.list_sources < 0, sets + 1, 0)  # 0: counted with its dataset
     sizes, read = np.bincount(own, minlength=len(blocks.names) + 1), np.zeros(len(blocks.names) + 1, np.int64)
-    for rows in row_blocks(0, stop, STRETCH_POSITIONS):
-        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
+    for stretch in cut((0, stop), STRETCH_POSITIONS):
+        samples = order.reading.samples_at(np.arange(*stretch))
         read += np.bincount(own[samples % len(own)], minlength=len(read))
     length, found = blocks.sequence_length, dict[Key, SourceAccount]()
     for number, name in enumerate(blocks.names, 1):
@@ -233,23 +235,48 @@ def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
 
 def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, Numbers, Numbers]]:
     """Yield a source, and document and first token of each piece with an input that some positions read."""
-    for rows in row_blocks(first, stop, STRETCH_POSITIONS):
-        reads = order.reads.trace(order.reading.samples_at(np.arange(rows.start, rows.stop)))
+    for stretch in cut((first, stop), STRETCH_POSITIONS):
+        reads = order.reads.trace(order.reading.samples_at(np.arange(*stretch)))
         sources, is_input = reads.piece_source, reads.inputs > 0
         for number in np.unique(reads.source[reads.source >= 0]).tolist():
             own = is_input & (sources == number)
             yield number, reads.document[own], reads.start[own]
 
 
-def _histogram(source: Source, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, histogram, last = source.sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
-    parts = (own[rows] for rows in row_blocks(0, len(own), STRETCH_POSITIONS)) if isinstance(own, range) else [own]
+def _histogram(order: RunOrder, number: int, counts: NDArray[Any]) -> tuple[int, ...]:
+    own, histogram, last = order.sources[number].sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+    parts = (
+        (range(*part) for part in cut((own.start, own.stop), STRETCH_POSITIONS)) if isinstance(own, range) else [own]
+    )
     for part in parts:
-        documents = np.unique(find_documents(index_of(source.dataset), np.asarray(part, np.int64))[0])
+        documents = np.unique(order.reads.find_documents(number, np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
         histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last
     return tuple(np.trim_zeros(histogram, "b").tolist())
+
+
+REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
+
+
+def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
+    """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
+    for one, other in pairwise(orders):
+        before, after = one.reading.schedule, other.reading.schedule
+        knows = one.reading.knows_earlier and other.reading.knows_earlier
+        stop = min(after.consumed_samples, len(one.order), len(other.order))
+        stop *= before.earlier_samples == after.earlier_samples and knows
+        known, line = dict[tuple[str, int], int](), f"step {other.first_step:,}: {REORDERED}"
+        if stop and isinstance(one.order, StoredBlocks):
+            yield line
+            continue
+        for rows in cut((0, stop), STRETCH_POSITIONS) if one.order.identity != other.order.identity else ():
+            ours, theirs = (
+                key_samples(known, each.order, *rows, joined.names_of(each.sources)) for each in (one, other)
+            )
+            if not np.array_equal(ours, theirs):
+                yield line
+                break
 
 
 Marks = dict[str, NDArray[np.bool_]]

@@ -20,8 +20,8 @@ from binidx.errors import ConfigError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import DatasetFiles, open_source
+from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import account
-from binidx.run.provenance.history import RunHistory
 from binidx.storage.location import Location
 
 OPEN = "**[to be completed]**"

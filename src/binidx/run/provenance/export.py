@@ -37,8 +37,8 @@ from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.arrow import pa, parquet
 from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
-from binidx.run.provenance.read_table import LARGEST_INT16, SPAN
-from binidx.run.provenance.run_order import Docs, RunOrder
+from binidx.run.read_table import LARGEST_INT16, SPAN
+from binidx.run.run_order import Docs, RunOrder
 from binidx.run.run_parts import PerProcess
 from binidx.run.schedule import check_steps
 from binidx.storage.adapters import ReadableFile, WritableFile

@@ -15,7 +15,7 @@ are mapped, and about 2 us for each sample with a token of one of the documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,15 +23,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
+from binidx.errors import ConfigError
+from binidx.format.document_blocks import batch_by_size
 from binidx.format.tokens import index_of
-from binidx.index.blend import row_blocks
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import sequences_of
-from binidx.order.source_order import join_ranges, membership, sorted_unique
+from binidx.order.order_protocols import Numbers
+from binidx.order.reads import TokenReads
+from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import Runs, find_sources
-from binidx.run.provenance.run_order import RunOrder
-from binidx.search.matches import slices_of
+from binidx.run.history import RunHistory, Runs
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import RunOrder
+from binidx.storage.ranges import cut
 
 STRETCH_SAMPLES = 1 << 17
 """Number of samples whose pieces are in memory together."""
@@ -105,7 +108,7 @@ def count_exposures(
 
     Raises:
         IndexError: there is no such document or step.
-        ConfigError: as `RunOrder.where` and `RunOrder.check_inputs`.
+        ConfigError: as `RunOrder.where`, or a run with fill in the middle.
 
     Example:
         >>> history = RunHistory.of(Run.load("run.json"))  # doctest: +SKIP
@@ -162,7 +165,7 @@ def count_groups(
             keys = keys[np.diff(keys >> 1, append=-1) != 0]  # each read and group once: whole if one of its ranges is
             (read, group), is_whole = np.divmod(keys >> 1, num_groups), keys & 1
             step = reads.step[read]
-            np.add.at(trained, group[(step >= 0) & order.reading.trained(step)], 1)
+            np.add.at(trained, group[(step >= 0) & order.reading.schedule.trains(step)], 1)
             np.add.at(samples, (is_whole, group), 1)
             np.minimum.at(first, (is_whole, group), step)
             np.maximum.at(last, (is_whole, group), step)
@@ -204,34 +207,38 @@ def read_ranges(
     Returns:
         All reads of the documents, and those of the ranges, by number of the read; those of a sample come together.
     """
-    order.check_inputs()
+    if isinstance(order.given_config, GPTFIMDatasetConfig):
+        raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
     ranges = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))]
     wanted = sorted_unique(ranges[:, 1])
-    place, is_wanted = wanted.searchsorted(ranges[:, 1]), membership(wanted)
-    ranges[:, 3] = np.where(ranges[:, 3] < 0, tokens_of_documents(order.sources[source], wanted)[place], ranges[:, 3])
+    place = wanted.searchsorted(ranges[:, 1])
+    ranges[:, 3] = np.where(ranges[:, 3] < 0, count_document_tokens(order, source, wanted)[place], ranges[:, 3])
     width, longest = int(ranges[:, 3].max(initial=0)) + 1, int((ranges[:, 3] - ranges[:, 2]).max(initial=0))
     keys = place * width + ranges[:, 2]
     reads = order.reads_of(order.reads.find(source, wanted), stop_step, earlier=earlier)
-    for rows in row_blocks(0, len(reads.sample), STRETCH_SAMPLES):
-        pieces = order.contents(reads.sample[rows])
-        hit = is_wanted(pieces.document) & (pieces.inputs > 0)
-        read, begin = rows.start + pieces.owner[hit], pieces.start[hit]
-        own, end = wanted.searchsorted(pieces.document[hit]), begin + pieces.inputs[hit]
+    for first, stop in cut((0, len(reads.sample)), STRETCH_SAMPLES):
+        pieces = order.contents(reads.sample[first:stop])
+        own = np.minimum(wanted.searchsorted(pieces.document), len(wanted) - 1)
+        hit = (wanted[own] == pieces.document) & (pieces.inputs > 0)
+        read, begin = first + pieces.owner[hit], pieces.start[hit]
+        own, end = own[hit], begin + pieces.inputs[hit]
         below, above = own, own + 1
         if len(ranges) > len(wanted):  # those that begin before the end of a piece, and not too early to reach it
             above = keys.searchsorted(own * width + np.minimum(end, width - 1))
             below = np.minimum(keys.searchsorted(own * width + np.maximum(begin - longest + 1, 0)), above)
-        before = np.cumsum(above - below) - (above - below)
-        for part in slices_of(before[read.searchsorted(read)], PAIRS):
-            piece = np.repeat(np.arange(part.start, part.stop), (above - below)[part])
+        ends = np.concatenate([[0], np.cumsum(above - below)])
+        edges = np.append(np.flatnonzero(np.diff(read, prepend=-1)), len(read))  # first piece of each read
+        for part in (slice(*edges[[*pair]]) for pair in batch_by_size(ends[edges], PAIRS)):
+            piece = np.repeat(np.arange(part.start, part.stop), np.diff(ends)[part])
             number = join_ranges(below[part], above[part])
             yield reads, _join_pieces(read[piece], number, begin[piece], end[piece], ranges)
 
 
-def tokens_of_documents(source: Source, documents: Numbers) -> Numbers:
+def count_document_tokens(order: RunOrder, source: int, documents: Numbers) -> Numbers:
     """Return the number of tokens of documents, which are in ascending order; IndexError if there is no such one."""
-    bounds, sequences = index_of(source.dataset).document_indices, sequences_of(source, documents)
-    lengths = np.concatenate([[0], source.dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
+    dataset, sequences = order.sources[source].dataset, order.reads.sequences_of(source, documents)
+    bounds = index_of(dataset).document_indices
+    lengths = np.concatenate([[0], dataset.sequence_lengths[sequences]]).cumsum(dtype=np.int64)
     return np.diff(lengths[np.cumsum(bounds[documents + 1] - bounds[documents])], prepend=0)
 
 
@@ -256,3 +263,61 @@ def _join_pieces(read: Numbers, number: Numbers, begin: Numbers, end: Numbers, r
     tokens, begun, covered = (np.add.reduceat(column, starts, dtype=np.int64) for column in columns)
     group, _, first, stop = ranges[number[starts]].T
     return RangeReads(read[starts], group, tokens, begun, covered == stop - first)
+
+
+def find_sources(
+    history: Runs, names: Collection[str], stop_step: int
+) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
+    """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
+
+    Args:
+        history: the runs of a model, or the order of one run.
+        names: prefixes of sources, as any run has them.
+        stop_step: first step that is not searched.
+
+    Returns:
+        The name, the order of a run, the number of the source there, the first step that the run does not have or that
+        is not searched, and whether the run is the first one.
+
+    Raises:
+        ConfigError: no run has a source of this name, or one was replaced between two runs; or the history begins with
+            packed files whose documents are not known.
+    """
+    joined = history.joined
+    if unknown := [name for name in names if name not in joined.names]:
+        raise ConfigError(f"source: found {unknown[0]}, needs a source of the run: {', '.join(joined.sources)}")
+    for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
+        asks_history = bool(names) and isinstance(history, RunHistory)
+        problems = order.order.list_unknown() if asks_history and isinstance(order.order, StoredBlocks) else ()
+        if problems:
+            raise ConfigError(
+                f"{problems[0]}, and their blocks may hold any document; restore the file beside them, as export "
+                "litpkds writes it, or ask about a later run without its previous"
+            )
+        for source, own in enumerate(joined.names_of(order.sources)):
+            for name in (name for name in names if joined.names[name] == own):
+                joined.check_data([order.sources[source]])
+                yield name, order, source, steps.stop, number == 0
+
+
+def find_reads(
+    history: Runs,
+    documents: Mapping[str, Sequence[int] | Numbers],
+    stop_step: int,
+    *,
+    earlier: bool | None = True,
+) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+    """Yield the order of each run, its reads of samples with a token of some documents, and what these hold.
+
+    Args:
+        history: the runs of a model, or the order of one run.
+        documents: prefix of a source -> numbers of documents in it.
+        stop_step: first step that is not searched.
+        earlier: as for `RunOrder.where`, of the first run.
+
+    Raises:
+        IndexError: there is no such document.
+        ConfigError: as `find_sources` and `RunOrder.where`.
+    """
+    for name, order, source, end, is_first in find_sources(history, documents.keys(), stop_step):
+        yield order, *order.where(source, documents[name], end, earlier=earlier if is_first else False)

@@ -30,14 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.index.blend import row_blocks
 from binidx.loader.losses import read_losses
 from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.history import RunHistory
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.history import RunHistory
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
+from binidx.storage.ranges import cut
 
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
@@ -237,7 +237,7 @@ def _get_limits(residuals: NDArray[np.float64], sizes: Numbers, window: int, thr
         threshold: k.
     """
     padded, found = np.concatenate([np.full(window, np.nan), residuals]), [np.empty((2, 0))]
-    for rows in row_blocks(0, len(residuals), BLOCK):
+    for rows in (slice(*block) for block in cut((0, len(residuals)), BLOCK)):
         views = np.lib.stride_tricks.sliding_window_view(padded, window)[rows]  # those before each value
         views = np.where(np.arange(window) < window - sizes[rows, None], np.nan, views)
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of windows without a number

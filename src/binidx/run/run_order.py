@@ -17,39 +17,40 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.megatron.ordered_dataset import make_opener
-from binidx.dataset.served import check_traceable, list_parts
+from binidx.dataset.served import list_parts
 from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.forks import cached_property
+from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
-from binidx.index.cache.index_cache import BuildContext
-from binidx.index.cache.index_files import digest
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import OrderReads, TokenReads
 from binidx.order.sequences import SequenceRunsOrder
-from binidx.order.source_order import SourceOrder
+from binidx.order.source_order import SourceOrder, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import Reading, StoredBlocks
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.reading import Reading, StoredBlocks
 from binidx.run.run_file import Run
 from binidx.run.run_parts import PerProcess
+from binidx.storage.ranges import cut
 
 if TYPE_CHECKING:
     from binidx.format.arrow import pa
 
 
 Docs = Literal["ends", "spans"] | None
+
+STRETCH_POSITIONS = 1 << 18
+"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ class RunOrder:
         Raises:
             ConfigError: the samples are made by methods of the user, whose documents are not known.
         """
-        check_traceable(dataset, "order")
-        for part in list_parts(dataset):
+        for part in check_traceable(dataset, "order"):
             if isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
         name = _name_order(dataset.order, dataset.unique_description_hash)
@@ -104,7 +104,7 @@ class RunOrder:
 
         Args:
             run: the saved run.
-            warns: as in `BuildContext`.
+            warns: whether a new order of the same data is a warning in the log.
 
         Returns:
             The order of the run's train split; of a run in phases, of the first.
@@ -125,7 +125,7 @@ class RunOrder:
 
         Args:
             run: the saved run.
-            warns: as in `BuildContext`.
+            warns: whether a new order of the same data is a warning in the log.
 
         Returns:
             The order of its train split; of a run in phases, of the first.
@@ -136,17 +136,16 @@ class RunOrder:
         if not isinstance(run, Run):
             raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
         run = run.phases[0]
-        if not (train := run.requests().get(Split.train)):
+        builder = run.builder(warns=warns)
+        if not (train := builder.requests().get(Split.train)):
             raise ConfigError("run: has no train split to take samples from")
-        opener = make_opener(run.config, access="ranges", context=BuildContext(warns=warns))
-        order = below = opener.open(train[0])
+        order = below = builder.opener(access="ranges").open(train[0])
         while isinstance(below, ViewOrder):
             below = below.inner
         if not isinstance(below, BlendedOrder | SourceOrder):
             return cls.of(run, warns=warns)  # an order of the user's own, whose index is not known
         name = below.description_hash if isinstance(below, BlendedOrder) else train[0].sources[0].description_hash()
-        reading = GlobalOrder(run.schedule, len(order), run.dataloader_type, run.data_sharding)
-        return cls(order, reading, run.config, _name_order(order, name), run)
+        return cls(order, run.order_samples(len(order)), run.config, _name_order(order, name), run)
 
     def per_process(self) -> PerProcess[RunOrder]:
         """Return the order for the parts of a job; other processes open the saved run, if it is that of one."""
@@ -195,10 +194,22 @@ class RunOrder:
         """Return the number of input tokens of each sample, without pads."""
         return self.reads.count_inputs(samples, self.list_sources[samples])
 
-    def check_inputs(self) -> None:
-        """Raise ConfigError for fill in the middle, of which the order does not say which tokens are inputs."""
-        if isinstance(self.given_config, GPTFIMDatasetConfig):
-            raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
+    def count_reads(self, spans: Iterable[tuple[int, int]]) -> Numbers:
+        """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
+
+        Args:
+            spans: positions from the first to before the second of each pair. Blocks of packed files of which no
+                source is known are not counted.
+        """
+        counts = np.zeros((2, len(self.sources)), np.int64)
+        for stretch in (stretch for span in spans for stretch in cut(span, STRETCH_POSITIONS)):
+            samples = self.reading.samples_at(np.arange(*stretch))
+            if isinstance(self.order, StoredBlocks):
+                samples %= len(self.order)  # a block has the same tokens in every pass
+                samples = samples[self.list_sources[samples] >= 0]
+            own, inputs = self.list_sources[samples], self.count_inputs(samples)
+            counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
+        return counts
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
@@ -368,7 +379,7 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
             MissingDriverError: pyarrow is not installed.
         """
-        from binidx.run.provenance.read_table import to_table
+        from binidx.run.read_table import to_table
 
         reads = self.readings(steps, rank)
         texts = self.read(reads.sample) if tokens else None
@@ -376,7 +387,8 @@ class RunOrder:
             origins, columns = self.order.describe(reads.sample)
             own, blocks = reads._replace(sample=origins.sample), columns if docs else None
             return to_table(own, origins, self.order.names, texts, blocks=blocks)
-        of_rows = self.reading.trained(reads.step) if trained or self.reading.schedule.skipped_steps else None
+        schedule = self.reading.schedule
+        of_rows = schedule.trains(reads.step) if trained or schedule.skipped_steps else None
         trace = {"ends": self.reads.trace_documents, "spans": self.reads.trace, None: self.reads.trace_origins}[docs]
         return to_table(reads, trace(reads.sample), self.prefixes, texts, of_rows)
 
@@ -411,10 +423,37 @@ class RunOrder:
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
+def check_traceable(dataset: Any, purpose: str) -> Sequence[Any]:
+    """Return the datasets of the sources of a dataset or blend, whose samples are the tokens that its order names.
+
+    Args:
+        dataset: the dataset.
+        purpose: beginning of the message.
+
+    Raises:
+        ConfigError: methods of the user make the samples, or it is a stored run.
+    """
+    parts = list_parts(dataset)
+    for part in parts or [dataset]:
+        if not parts or part.reads_by_itself:
+            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them")
+    return parts
+
+
+def count_source(source: Source) -> tuple[int, int]:
+    """Return the number of sequences in the split of a source, and of their tokens; those that repeat count once."""
+    own, index = source.sequences, index_of(source.dataset)
+    if isinstance(own, range):
+        return len(own), index.tokens_of(own)
+    own = sorted_unique(own)
+    return len(own), int(index.sequence_lengths[own].sum(dtype=np.int64))
+
+
 def _name_order(order: Order, name: str) -> str:
     """Return the name of an order of an index: that of the index, or one of its own if there are views."""
     if isinstance(order, ViewOrder) or (isinstance(order, BlendedOrder) and order.has_views):
-        return digest(json.dumps([name, order.identity], sort_keys=True, default=str))
+        text = json.dumps([name, order.identity], sort_keys=True, default=str)
+        return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return name
 
 

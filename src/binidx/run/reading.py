@@ -54,9 +54,6 @@ class Reading(Protocol):
     def samples_at(self, position: Numbers) -> Numbers:
         """Return the sample at each position."""
 
-    def trained(self, steps: Numbers) -> NDArray[Any]:
-        """Return whether the samples of each step are trained, and not only read."""
-
     def count_passes(self, num_epochs: int, stop_step: int) -> int:
         """Return the number of passes over a source that have begun before a step, or more.
 

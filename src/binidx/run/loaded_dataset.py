@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from binidx.dataset.blend_arguments import parse_blend
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
 from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
-from binidx.dataset.served import is_blend, list_parts
-from binidx.dataset.split_requests import request_splits
+from binidx.dataset.served import list_parts
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
@@ -28,8 +27,6 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.index.documents import split_range
 from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
-from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
-from binidx.order.requests import find_blend
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
 from binidx.storage.threads import OPENS
@@ -169,7 +166,10 @@ class LoadedDataset(DatasetView):
         opened: dict[str, IndexedDataset] = {}
         if num_samples is None and weights is not None:
             opened = open_low_level_datasets(GPTDataset, config, prefixes)
-            num_samples = samples_of_epoch([opened[prefix] for prefix in prefixes], config, split)
+            shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
+            datasets = (opened[prefix] for prefix in prefixes)
+            num_tokens = sum(each.index.tokens_of(split_range(shares, len(each))) for each in datasets)
+            num_samples = max(1, num_tokens // config.sequence_length)
         self.sizes = [num_samples if other is split else 0 for other in Split]
         builder = BlendedMegatronDatasetBuilder(
             GPTDataset, self.sizes, lambda: True, config, splits=[split], opened=opened
@@ -302,71 +302,9 @@ class LoadedDataset(DatasetView):
 
 def _write_plan(dataset: Any, num_samples: int | None) -> None:
     """Write the read plan of a dataset for later starts, and log the outcome."""
-    from binidx.run.provenance.read_planning import prepare_read_plan
+    from binidx.run.stored.read_planning import prepare_read_plan
 
     try:
         logger.info("%s: the next start reads no index", prepare_read_plan(dataset, num_samples, Workers(count=1)))
     except Exception as error:
         logger.warning("read_plan: not written: %s", redacted_text(str(error)))
-
-
-@runtime_checkable
-class Loader(Protocol):
-    """A DataLoader with one of our samplers."""
-
-    dataset: Any
-    batch_sampler: Any
-
-
-def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any) -> None:
-    """Write the file of the run that reads a dataset, or that a loader reads.
-
-    Args:
-        source: a GPT dataset or a blend of them, from `load_dataset` or a builder, or a loader of one.
-        uri: path or URI of the file.
-        storage_options: options of its store.
-        options: further arguments of `Run`, such as `global_batch_size`; of a dataset also `micro_batch_size` (1) and
-            `data_parallel_size`, which a loader has.
-
-    Raises:
-        ConfigError: another kind of dataset, another split than train, or one that its config does not describe.
-
-    Example:
-        >>> binidx.save_run(loader, "run.json", global_batch_size=1024)  # doctest: +SKIP
-    """
-    if isinstance(source, Loader):
-        sampler, names = source.batch_sampler, ("micro_batch_size", "data_parallel_size", "consumed_samples")
-        if not isinstance(sampler, MegatronPretrainingSampler | MegatronPretrainingRandomSampler):
-            raise ConfigError(f"loader: found a {type(sampler).__name__}, a run needs a sampler of binidx")
-        options = {name: getattr(sampler, name) for name in names} | options
-        if isinstance(sampler, MegatronPretrainingRandomSampler):
-            options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
-        source = source.dataset
-    dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
-    blended, parts = is_blend(dataset), list_parts(dataset) or [dataset]
-    if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):
-        needed = "a run reads the train split of GPTDataset itself, as its file names no class"
-        raise ConfigError(f"dataset: found {dataset!r}, {needed}")
-    # The size of a blend is the requested one, rounded up for each member.
-    size = dataset.size if blended else dataset.num_samples
-    requests = [size] if size is None or not blended else range(size, max(size - len(parts), 1) - 1, -1)
-    for request in requests:
-        [train] = request_splits(GPTDataset, dataset.config, [request, 0, 0])[Split.train]
-        own: Any = find_blend(train) or train.sources[0]
-        if own.description_hash() in (None, dataset.unique_description_hash):
-            Run(dataset.config, [request, 0, 0], **{"micro_batch_size": 1, **options}).save(uri, storage_options)
-            return
-    raise ConfigError("dataset: has other weights, samples or prefixes than its config, from which a run builds it")
-
-
-def samples_of_epoch(datasets: Sequence[IndexedDataset], config: GPTDatasetConfig, split: Split) -> int:
-    """Return the number of samples that the tokens of a split fill, over all datasets of a blend.
-
-    Args:
-        datasets: the stored sequences of each prefix.
-        config: options of the run.
-        split: the split.
-    """
-    shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-    counts = [dataset.index.tokens_of(split_range(shares, len(dataset))) for dataset in datasets]
-    return max(1, sum(counts) // config.sequence_length)

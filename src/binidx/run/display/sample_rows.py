@@ -13,8 +13,8 @@ from binidx.errors import MissingDriverError
 from binidx.format.sidecars.lineage import read_origins
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.reading import StoredBlocks
+from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 
 
@@ -39,7 +39,7 @@ def build_rows(
     """
     contents = order.contents(readings.sample) if contents is None else contents
     tokens = order.read(readings.sample) if decode else None
-    trained = order.reading.trained(readings.step)
+    trained = order.reading.schedule.trains(readings.step)
     origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         source, docs = int(contents.source[place]), []

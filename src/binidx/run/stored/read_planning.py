@@ -19,17 +19,15 @@ import xxhash
 
 from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, trims_traceback
-from binidx.index.cache.index_files import recorded_name
 from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import MembersOrder, list_members
-from binidx.order.document_packing import PackedOrder
-from binidx.order.gpt_order import GPTOrder
 from binidx.order.order_protocols import Order
+from binidx.order.source_order import SourceOrder
 from binidx.order.stored import planned_order
 from binidx.order.stored.planned_order import PlannedSource, ReadPlan
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_order import RunOrder
 from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.location import Location
@@ -80,7 +78,7 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     return ReadPlan(
         **describe_samples(order, steps, PART_SAMPLES),
         order=json.loads(json.dumps(identity, default=str)),
-        masks_ends=any(isinstance(member, PackedOrder) and member.ends_documents for member in members),
+        masks_ends=any(isinstance(member, SourceOrder) and member.ends_documents for member in members),
         sources=OPENS.map(PlannedSource.of, order.sources),
     )
 
@@ -113,9 +111,8 @@ def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> di
 
 def _check_member(member: Order, length: int) -> None:
     """Raise ConfigError unless the samples of a source are GPT samples of this length."""
-    kind, found = type(member).__name__, 0
-    if isinstance(member, GPTOrder | PackedOrder):
-        kind, found = member.parameters.kind, member.parameters.sequence_length
+    options = member.identity if isinstance(member.identity, dict) else {}
+    kind, found = str(options.get("class", type(member).__name__)), options.get("sequence_length", 0)
     if kind.partition("-")[0] not in PLANNED_KINDS or found != length:
         raise ConfigError(
             f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(PLANNED_KINDS)} of {length}"
@@ -184,7 +181,7 @@ def prepare_read_plan(
         ObjectExistsError: there is a plan of other data.
     """
     part = dataset.parts[0]
-    places = locate_plans(recorded_name(type(part)), dataset.config, part.index_split, num_samples)
+    places = locate_plans(part.source_request.kind, dataset.config, part.index_split, num_samples)
     if not places:
         return None
     folder = next((place for place in places if object_exists(place / ReadPlan.last_file)), places[0])

@@ -55,9 +55,9 @@ from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
 from binidx.order.stored.baked_order import Baked
-from binidx.run.provenance.read_planning import TWO_THREADS, check_planned, describe_samples
-from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_order import RunOrder
 from binidx.run.run_parts import PerProcess
+from binidx.run.stored.read_planning import TWO_THREADS, check_planned, describe_samples
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS

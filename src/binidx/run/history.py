@@ -11,7 +11,8 @@ Every question takes steps of the whole history, and is answered run by run, eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -20,24 +21,13 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
-from binidx.format.tokens import index_of
-from binidx.index.blend import row_blocks
-from binidx.index.cache.index_files import digest
-from binidx.order.order_options import name_order
 from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import TokenReads
-from binidx.order.source_order import sorted_unique
-from binidx.order.view import describe_place, find_read, key_samples
-from binidx.run.global_order import SampleReads
-from binidx.run.provenance.joined_sources import JoinedSources, join_sources
-from binidx.run.provenance.reading import StoredBlocks
-from binidx.run.provenance.run_order import RunOrder
-from binidx.run.run_file import RUN_FILE, Run, read_run_file
+from binidx.order.view import describe_place, find_read
+from binidx.run.joined_sources import JoinedSources, join_sources
+from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
-
-STRETCH_POSITIONS = 1 << 18
-"""Number of samples or sequences processed together: samples with their documents take 50 MiB."""
 
 LoadPacked = Callable[[str, Mapping[str, Any] | None], RunOrder]
 """Function that opens the order of a run over packed files, by the URI of its description and the options of stores."""
@@ -152,7 +142,7 @@ class RunHistory:
     def fingerprint(self) -> str:
         """Digest of everything on which the orders of the runs depend, and of their data, 32 hex digits."""
         parts = [self.order_of(run).fingerprint for run in self.parts]
-        return parts[0] if len(parts) == 1 else digest("".join(parts))
+        return parts[0] if len(parts) == 1 else hashlib.md5("".join(parts).encode(), usedforsecurity=False).hexdigest()
 
     def num_steps(self) -> int | None:
         """Count the steps of the history.
@@ -199,7 +189,8 @@ class RunHistory:
             if self.packed is None:
                 reads[0] = reads[0][0], 0, reads[0][2]  # samples of earlier runs, which the history does not know
             was_read, left_out, num_apart = find_read(reads[:-1], order := opened[-1].order)
-            text = f"step {run.first_step:,}: order {name_order(run.config.order)}"
+            option = run.config.order
+            text = f"step {run.first_step:,}: order {'of Megatron' if option is None else option.kind_name}"
             if "cyclic" in {each.dataloader_type for each in self.runs[: number + 1]} or not was_read.any():
                 yield f"{text} is another one: no place in it continues the run before"
                 continue
@@ -260,124 +251,3 @@ def _open_packed(uri: str, run: Run, load_packed: LoadPacked | None) -> RunOrder
 
 Runs = RunHistory | RunOrder
 """The runs of a model, or one run, as a history of itself."""
-
-WAY_OUT = "restore the file beside them, as export litpkds writes it, or ask about a later run without its previous"
-
-REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
-
-SAMPLES_COMPARED = 1 << 18
-"""Number of samples of two orders that are compared together."""
-
-
-def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[str]:
-    """Yield a line for each run that goes on with the samples of the one before it, and orders those otherwise."""
-    for one, other in pairwise(orders):
-        before, after = one.reading.schedule, other.reading.schedule
-        knows = one.reading.knows_earlier and other.reading.knows_earlier
-        stop = min(after.consumed_samples, len(one.order), len(other.order))
-        stop *= before.earlier_samples == after.earlier_samples and knows
-        known, line = dict[tuple[str, int], int](), f"step {other.first_step:,}: {REORDERED}"
-        if stop and isinstance(one.order, StoredBlocks):
-            yield line
-            continue
-        for rows in row_blocks(0, stop, SAMPLES_COMPARED) if one.order.identity != other.order.identity else ():
-            ours, theirs = (
-                key_samples(known, each.order, rows.start, rows.stop, joined.names_of(each.sources))
-                for each in (one, other)
-            )
-            if not np.array_equal(ours, theirs):
-                yield line
-                break
-
-
-def find_sources(
-    history: Runs, names: Collection[str], stop_step: int
-) -> Iterator[tuple[str, RunOrder, int, int, bool]]:
-    """Yield each source of each run that is the dataset of one of these names, also if the run names it otherwise.
-
-    Args:
-        history: the runs of a model, or the order of one run.
-        names: prefixes of sources, as any run has them.
-        stop_step: first step that is not searched.
-
-    Returns:
-        The name, the order of a run, the number of the source there, the first step that the run does not have or that
-        is not searched, and whether the run is the first one.
-
-    Raises:
-        ConfigError: no run has a source of this name, or one was replaced between two runs; or the history begins with
-            packed files whose documents are not known.
-    """
-    joined = history.joined
-    if unknown := [name for name in names if name not in joined.names]:
-        raise ConfigError(f"source: found {unknown[0]}, needs a source of the run: {', '.join(joined.sources)}")
-    for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
-        asks_history = bool(names) and isinstance(history, RunHistory)
-        problems = order.order.list_unknown() if asks_history and isinstance(order.order, StoredBlocks) else ()
-        if problems:
-            raise ConfigError(f"{problems[0]}, and their blocks may hold any document; {WAY_OUT}")
-        for source, own in enumerate(joined.names_of(order.sources)):
-            for name in (name for name in names if joined.names[name] == own):
-                joined.check_data([order.sources[source]])
-                yield name, order, source, steps.stop, number == 0
-
-
-def distinct_sequences(source: Source) -> range | Numbers:
-    """Return the sequences of a source, ascending, each once."""
-    own = source.sequences
-    return own if isinstance(own, range) else sorted_unique(own)
-
-
-def count_source(source: Source) -> tuple[int, int]:
-    """Return the number of sequences in the split of a source, and of their tokens; those that repeat count once."""
-    own, index = distinct_sequences(source), index_of(source.dataset)
-    if isinstance(own, range):
-        return len(own), index.tokens_of(own)
-    return len(own), int(index.sequence_lengths[own].sum(dtype=np.int64))
-
-
-def count_reads(order: RunOrder, spans: Iterable[tuple[int, int]]) -> Numbers:
-    """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
-
-    Args:
-        order: the order of a run; blocks of packed files of which no source is known are not counted.
-        spans: positions from the first to before the second of each pair.
-    """
-    counts = np.zeros((2, len(order.sources)), np.int64)
-    for rows in (rows for span in spans for rows in row_blocks(*span, STRETCH_POSITIONS)):
-        samples = order.reading.samples_at(np.arange(rows.start, rows.stop))
-        if isinstance(order.order, StoredBlocks):
-            samples %= len(order.order)  # a block has the same tokens in every pass
-            samples = samples[order.list_sources[samples] >= 0]
-        own, inputs = order.list_sources[samples], order.count_inputs(samples)
-        counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
-    return counts
-
-
-def find_reads(
-    history: Runs,
-    documents: Mapping[str, Sequence[int] | Numbers],
-    stop_step: int,
-    *,
-    earlier: bool | None = True,
-) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
-    """Yield the order of each run, its reads of samples with a token of some documents, and what these hold.
-
-    Args:
-        history: the runs of a model, or the order of one run.
-        documents: prefix of a source -> numbers of documents in it.
-        stop_step: first step that is not searched.
-        earlier: as for `RunOrder.where`, of the first run.
-
-    Raises:
-        IndexError: there is no such document.
-        ConfigError: as `find_sources` and `RunOrder.where`.
-    """
-    for name, order, source, end, is_first in find_sources(history, documents.keys(), stop_step):
-        yield order, *order.where(source, documents[name], end, earlier=earlier if is_first else False)
-
-
-def is_packed_run(file: Location) -> bool:
-    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
-    values = RUN_FILE.parse(read_run_file(file), file.uri)
-    return isinstance(values, dict) and "fork" in values
