@@ -36,7 +36,7 @@ window of a process of a fleet: with 1 a limit that all of them meet is exceeded
 FLEET_RATE = 200.0
 """Requests a second that all nodes of a fleet send at most when a store has refused some for the first time."""
 
-SIZES = (
+LAUNCHER_SIZES = (
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
@@ -67,7 +67,7 @@ def is_throttled() -> bool:
 
 def fleet_size() -> tuple[int, int]:
     """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
-    for all_processes, of_node in SIZES:
+    for all_processes, of_node in LAUNCHER_SIZES:
         sizes = [
             int("".join(itertools.takewhile(str.isdecimal, os.environ.get(name, ""))) or 0)  # Slurm's: "8(x16)"
             for name in (all_processes, of_node)
