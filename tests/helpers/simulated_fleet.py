@@ -47,6 +47,7 @@ class Fleet:
         step_seconds: between a batch and the request for the next one.
         num_steps: batches of each process.
         random_share: refusals whatever the rate.
+        first_limit: of each node: `RequestRate`.
     """
 
     num_nodes: int
@@ -56,6 +57,7 @@ class Fleet:
     step_seconds: float = 0.0
     num_steps: float = math.inf
     random_share: float = 0.0
+    first_limit: float = math.inf
     seed: int = 0
     now: float = 0.0
     sent: int = 0
@@ -66,7 +68,7 @@ class Fleet:
         self.random = random.Random(self.seed)
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.numbers = itertools.count()
-        rates = [RequestRate() for _ in range(self.num_nodes)]
+        rates = [RequestRate(first_limit=self.first_limit) for _ in range(self.num_nodes)]
         self.processes = [Process(rate) for rate in rates for _ in range(self.num_ranks)]
         for process in self.processes:
             self.later(self.random.random() * 0.05, self.ask, process)
@@ -125,6 +127,7 @@ class Fleet:
         process.rate.note(self.now, int(is_granted), int(not is_granted))
         if is_granted:
             self.served += 1
+            process.num_failures = 0
             process.window += 1
             process.unanswered -= 1
             if process.unanswered == 0:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from simulation.stores import Store
 from simulation.world import World
 
-from binidx.storage.requests.rate_limiter import CHUNK_SECONDS, FIRST_WINDOW, LONGEST_SLEEP, WIDEN_SECONDS
+from binidx.storage.requests.rate_limiter import (
+    CHUNK_SECONDS,
+    FIRST_WINDOW,
+    FLEET_GROWTH,
+    FLEET_RATE,
+    FLEET_WINDOW,
+    LONGEST_SLEEP,
+    WIDEN_SECONDS,
+)
 from binidx.storage.requests.request_rate import RequestRate
 from binidx.storage.requests.retries import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -35,7 +43,9 @@ class Node:
     rate: RequestRate
     demand: float = math.inf
     in_flight: int = 0
-    window: int = FIRST_WINDOW
+    window: float = FIRST_WINDOW
+    widening: float = 1.0
+    has_answered: bool = False
     served: int = 0
     refused: int = 0
     sent: int = 0
@@ -50,13 +60,24 @@ class Fleet:
 
     Args:
         starts: when each node begins, in seconds; all at once within 50 ms if it is None.
+        is_known: whether the nodes know their number.
     """
 
     def __init__(
-        self, world: World, store: Store, num_nodes: int, *, demand: float = math.inf, starts: Sequence[float] = ()
+        self,
+        world: World,
+        store: Store,
+        num_nodes: int,
+        *,
+        demand: float = math.inf,
+        starts: Sequence[float] = (),
+        is_known: bool = False,
     ) -> None:
         self.world, self.store = world, store
         self.nodes = [Node(f"node {number}", RequestRate(), demand) for number in range(num_nodes)]
+        for node in self.nodes if is_known else ():
+            node.rate.first_limit = FLEET_RATE / num_nodes
+            node.window, node.widening = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_nodes)), FLEET_GROWTH
         for number, node in enumerate(self.nodes):
             start = starts[number] if starts else 0.05 * world.random.random()
             world.later(start, node.name, "start", self.start, node)
@@ -85,7 +106,9 @@ class Fleet:
         self.world.later(WIDEN_SECONDS, node.name, "widen", self.widen, node)
 
     def widen(self, node: Node) -> None:
-        node.window = min(2 * node.window, LARGEST_WINDOW)
+        if node.has_answered:
+            node.window = min(2 * node.window, LARGEST_WINDOW)
+        node.has_answered = False
         self.pump(node)
         if node.window < LARGEST_WINDOW:
             self.world.later(WIDEN_SECONDS, node.name, "widen", self.widen, node)
@@ -101,9 +124,9 @@ class Fleet:
     def pump(self, node: Node) -> int | None:
         """Send the requests that are allowed now; return how many."""
         rate, now, num_sent = node.rate, self.world.now, 0
-        rate.note(now)
+        self.note(node)
         if not rate.is_limited:
-            num_sent = min(self.waiting(node), node.window - node.in_flight)
+            num_sent = min(self.waiting(node), int(node.window) - node.in_flight)
             for _ in range(num_sent):
                 self.send(node)
             if node.demand < math.inf:
@@ -115,6 +138,9 @@ class Fleet:
             else:
                 self.wake(node, (1 - node.wanted % 1) / node.demand)
         return num_sent or None
+
+    def note(self, node: Node, served: int = 0, refused: int = 0) -> None:
+        node.rate.note(self.world.now, served, refused, wall=self.world.now)
 
     def wake(self, node: Node, seconds: float | None, ticket: float = 0.0, count: int = 0) -> None:
         if node.is_waking:
@@ -129,7 +155,7 @@ class Fleet:
     def woken(self, node: Node, ticket: float, count: int) -> int | None:
         node.is_waking = False
         rate = node.rate
-        rate.note(self.world.now)
+        self.note(node)
         if rate.is_limited and count:
             if rate.seconds_until(ticket) > 1e-9:
                 self.wake(node, None, ticket, count)
@@ -151,13 +177,15 @@ class Fleet:
 
     def end(self, node: Node, granted: bool) -> None:
         node.in_flight -= 1
-        node.rate.note(self.world.now, int(granted), int(not granted))
+        self.note(node, int(granted), int(not granted))
         if granted:
             node.served += 1
-            node.window = min(node.window + 1, LARGEST_WINDOW)
+            node.window = min(node.window + node.widening, LARGEST_WINDOW)
+            node.has_answered = True
         elif node.rate.is_limited:
             node.wanted += 1
         else:
+            node.window = max(1, node.window - 1)
             seconds = self.world.random.uniform(
                 0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (node.refused // LARGEST_WINDOW))
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 
 import pytest
 from simulation.invariants import check_rate
@@ -10,16 +12,54 @@ from simulation.rate_alone import Fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 
+from binidx.storage.requests.request_rate import RequestRate
 
-def test_the_fault_to_mend_is_reproduced() -> None:
-    """Nodes that share a limit are served unequally, with many refusals: docs/contributing/decisions/simulation.md."""
-    world = World(0)
-    fleet = Fleet(world, Store(220.0), 40)
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["nodes do not know their number", "nodes know it"])
+def test_nodes_that_share_a_limit_are_served_alike_and_send_little_more(is_known: bool) -> None:
+    """One seed of one fleet; `python -m simulation` has others: docs/contributing/decisions/simulation.md."""
+    world, num_nodes = World(0), 10
+    fleet = Fleet(world, Store(60.0), num_nodes, is_known=is_known)
     world.run(120.5)
-    shares = sorted(node.served / 660 for node in fleet.nodes)
-    assert shares[0] < 0.5
-    assert shares[-1] > 2
-    assert fleet.sent / fleet.served > 1.5
+    shares = sorted(node.served / 720 for node in fleet.nodes)
+    assert shares[0] > 0.3
+    assert fleet.sent / fleet.served < 1.15
+    world.run(780.5)
+    last = fleet.served_between(600, 780)
+    median = statistics.median(last)
+    assert last[0] >= 0.75 * median
+    assert last[-1] <= 1.25 * median
+
+
+def test_a_node_that_finds_refusals_indifferent_by_chance_learns_better_while_all_send_less() -> None:
+    world, num_nodes = World(1), 8
+    fleet = Fleet(world, Store(80.0), num_nodes)
+    world.run(120.0)
+    wrong = fleet.nodes[0].rate
+    wrong.indifferent_until, wrong.indifferent_share = world.now + 600.0, 0.6
+    wrong.limit_before = math.inf
+    world.run(127.0)
+    assert wrong.limit > 20.0, "it takes more than twice its part"
+    world.run(131.0)
+    assert wrong.indifferent_until <= world.now
+    world.run(480.0)
+    assert wrong.limit < 20.0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
+def test_a_node_is_served_what_a_store_that_refuses_at_random_gives(share: float) -> None:
+    world = World(2)
+    fleet = Fleet(world, Store(random_share=share), 1, demand=400.0)
+    world.run(30.0)
+    served = fleet.served
+    world.run(90.0)
+    assert fleet.served - served >= 0.85 * 400 * 60
+
+
+def test_a_node_that_waits_for_slower_ones_returns_with_its_limit() -> None:
+    rate = RequestRate(limit=5.0, updated=100.0, answered_at=100.0, waited_at=100.0)
+    rate.note(200.0, 1)
+    assert rate.is_limited
 
 
 def drawn_faults(draw: random.Random) -> tuple[Fault, ...]:

@@ -21,7 +21,7 @@ from binidx.storage.requests.node_rates import LAYOUT, RECORD, SLOTS, NodeRates,
 from binidx.storage.requests.rate_limiter import CHUNK_SECONDS
 from binidx.storage.requests.request_rate import RequestRate
 
-NAME = f"request-rates-v2-{os.uname().nodename}"
+NAME = f"request-rates-v3-{os.uname().nodename}"
 
 CHILD = """
 import json, os, sys
@@ -156,7 +156,7 @@ CASES = [(name, value) for name in FIELDS for value in ODD]
 
 def odd_records() -> Iterator[dict[str, float]]:
     """Yield one odd value in each field of a limited, an unlimited and a tested rate, then pairs of odd values."""
-    states = [{"limit": 50.0}, {}, {"limit": 50.0, "test_from": 0.0, "tested_share": 0.1, "tested_limit": 70.0}]
+    states = [{"limit": 50.0}, {}, {"limit": 50.0, "test_from": 0.0, "known_served": 90.0, "known_refused": 10.0}]
     for state, (name, value) in itertools.product(states, CASES):
         yield {**state, name: value}
     chosen = random.Random(0)
@@ -175,16 +175,17 @@ def put(rates: NodeRates, record: Mapping[str, float]) -> None:
 @pytest.mark.parametrize(("served", "refused"), [(0, 0), (20, 0), (10, 10)])
 def test_an_odd_record_raises_nothing_and_lets_no_request_wait_for_ever(path: str, served: int, refused: int) -> None:
     def use(rate: RequestRate, now: float) -> float:
+        """Return the tickets before a new one, or the seconds until it is due: what is less."""
         rate.note(now, served, refused)
-        return rate.seconds_until(rate.take(now, 1)) if rate.is_limited else 0.0
+        return rate.seconds_until(rate.take(now, 1)) * min(1.0, rate.limit) if rate.is_limited else 0.0
 
     rates = NodeRates(path)
     for record in odd_records():
         rates.forget()
         put(rates, record)
-        seconds = rates.change("x", RequestRate, use)
-        assert seconds is not None, record
-        assert seconds <= request_rate.LONGEST_WAIT_SECONDS + 1, record
+        wait = rates.change("x", RequestRate, use)
+        assert wait is not None, record
+        assert wait <= request_rate.LONGEST_WAIT_SECONDS + 1, record
         assert rates.change("x", RequestRate, lambda rate, now: rate.is_possible()), record
 
 
@@ -203,11 +204,14 @@ def test_values_that_clients_bring_about_are_possible(seed: int) -> None:
 
 def test_a_layout_has_a_file_of_its_own() -> None:
     """Other fields, or another meaning of one, need another LAYOUT: an older release on the node has its own file."""
-    assert (LAYOUT, RECORD.size) == (2, 16 + 8 * 17)
+    assert (LAYOUT, RECORD.size) == (3, 264)
     assert [
-        *("limit", "ceiling", "doubling_seconds", "clock", "issued", "updated", "served", "refused", "counted"),
-        *("answered_at", "refused_at", "waited_at", "test_from", "tested_share", "tested_limit"),
-        *("indifferent_until", "indifferent_share"),
+        *("limit", "ceiling", "doubling_seconds", "first_limit"),
+        *("clock", "issued", "updated", "served", "refused", "counted"),
+        *("answered_at", "refused_at", "waited_at", "limited_at", "evidence", "usual_limit"),
+        *("test_number", "test_from", "test_served", "test_refused", "known_served", "known_refused"),
+        *("test_goodput", "limit_before", "sent_before", "remembered_until"),
+        *("indifferent_until", "indifferent_share", "indifferent_seconds", "together_served", "together_refused"),
     ] == FIELDS
     assert Path(default_path() or "").name == NAME
 

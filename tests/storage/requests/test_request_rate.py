@@ -10,6 +10,7 @@ from helpers.simulated_fleet import Fleet
 from servers.grants import Bucket
 
 from binidx.storage.requests import request_rate
+from binidx.storage.requests.rate_limiter import FLEET_RATE
 from binidx.storage.requests.request_rate import RequestRate
 
 
@@ -50,7 +51,7 @@ def test_many_refusals_limit_the_rate_to_the_goodput() -> None:
     rate = RequestRate(updated=100.0)
     steady(rate, 1000.0, 0.0, 5.0)
     rate.note(105.1, 50, 50)
-    assert rate.limit == pytest.approx(request_rate.FLOOR * rate.tested_limit * (1 - rate.tested_share))
+    assert rate.limit == pytest.approx(request_rate.TEST_RATES[0] * rate.test_goodput)
     rate.note(105.4)
     rate.note(106.4, 400, 0)
     assert rate.test_from == math.inf, "the lower rate is not refused: it is kept, and grows"
@@ -75,9 +76,10 @@ def test_a_limit_grows_without_refusals_only_while_requests_wait() -> None:
 
 def test_a_calm_rate_is_unlimited_again() -> None:
     rate = limited(100.0, waited_at=100.0, refused_at=100.0)
-    rate.note(100 + request_rate.CALM_SECONDS - 1)
-    assert rate.is_limited
-    rate.note(102 + request_rate.CALM_SECONDS)
+    for second in range(1, int(request_rate.CALM_SECONDS)):
+        rate.note(100.0 + second, 5)
+        assert rate.is_limited
+    rate.note(102 + request_rate.CALM_SECONDS, 5)
     assert not rate.is_limited
 
 
@@ -108,8 +110,8 @@ def test_beyond_a_ceiling_the_rate_doubles_in_its_time_and_below_it_nothing_is_l
 def test_eight_processes_use_the_granted_rate_and_send_little_more(seed: int) -> None:
     fleet = Fleet(1, 8, Bucket(500.0), num_ranges=45, step_seconds=45 * 8 / 1100, seed=seed)
     fleet.run(60.0)
-    assert fleet.sent / fleet.served <= 1.1
-    assert fleet.served >= 0.95 * 500 * 60
+    assert fleet.sent / fleet.served <= 1.05
+    assert fleet.served >= 0.93 * 500 * 60
     assert min(fleet.steps) >= 0.85 * max(fleet.steps)
     assert max(fleet.waits) <= 2.0
 
@@ -121,19 +123,21 @@ def test_a_store_that_refuses_at_random_is_not_slowed_to_a_crawl(share: float) -
     assert fleet.served > 0.6 * (1 - share) * 1100 * 30 * 0.85
 
 
-def test_many_nodes_take_the_first_step_in_the_time_of_the_limit() -> None:
-    fleet = Fleet(60, 8, Bucket(330.0), num_ranges=50, num_steps=1)
+def test_many_nodes_of_a_fleet_take_the_first_step_in_little_more_than_the_time_of_the_limit() -> None:
+    fleet = Fleet(60, 8, Bucket(330.0), num_ranges=50, num_steps=1, first_limit=FLEET_RATE / 60)
     fleet.run(math.inf)
-    assert fleet.now <= 1.1 * 60 * 8 * 50 / 330
+    assert fleet.now <= 1.5 * 60 * 8 * 50 / 330
 
 
-def test_a_larger_grant_is_used_within_seconds() -> None:
+def test_a_larger_grant_is_used_within_a_minute() -> None:
     bucket = Bucket(100.0)
     fleet = Fleet(1, 8, bucket, num_ranges=45)
     fleet.run(20.0)
-    bucket.rate, before = 400.0, fleet.served
-    fleet.run(40.0)
-    assert fleet.served - before > 0.8 * 400 * 20
+    bucket.rate = 400.0
+    fleet.run(80.0)
+    before = fleet.served
+    fleet.run(90.0)
+    assert fleet.served - before > 0.9 * 400 * 10
 
 
 def test_a_smaller_grant_costs_few_refusals() -> None:

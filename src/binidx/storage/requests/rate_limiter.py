@@ -1,7 +1,7 @@
 """Limiter of the requests of one process to one partition of a store: the line of requests that wait for the rate.
 
-    slow start     at most `window` requests in flight: FIRST_WINDOW, one more with each response, twice as many after
-                   WIDEN_SECONDS
+    slow start     at most `window` requests in flight: FIRST_WINDOW, fewer in a fleet of many processes; more with each
+                   response, one fewer with each refusal, and twice as many after WIDEN_SECONDS with a response
     unlimited      every request is sent at once; SHARED_COUNT outcomes are counted, then shared
     limited        requests wait in a line, the oldest read first; they are sent by tickets of `RequestRate`
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import logging
 import math
 import os
@@ -28,7 +29,20 @@ from binidx.storage.stats import add_usage
 
 logger = logging.getLogger(__name__)
 
-FIRST_WINDOW = 16
+FIRST_WINDOW, FLEET_WINDOW, FLEET_GROWTH = 16, 64, 0.25
+"""Requests that a process sends at first, those of all processes of a fleet, and by how many a response widens the
+window of a process of a fleet: with 1 a limit that all of them meet is exceeded by as much as was sent before."""
+
+FLEET_RATE = 200.0
+"""Requests a second that all nodes of a fleet send at most when a store has refused some for the first time."""
+
+LAUNCHER_SIZES = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+"""Variables of torchrun, Open MPI and Slurm with the number of processes, and of those on this node."""
+
 WIDEN_SECONDS = 0.1
 SHARED_COUNT = 16
 CHUNK_SECONDS = 0.01
@@ -49,6 +63,18 @@ a store for which requests wait two fifths of the time is logged within 5 s."""
 def is_throttled() -> bool:
     """Return whether requests of this process wait for a rate, or did a moment ago."""
     return time.monotonic() < _throttled_until.get(os.getpid(), 0.0)
+
+
+def fleet_size() -> tuple[int, int]:
+    """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
+    for all_processes, of_node in LAUNCHER_SIZES:
+        sizes = [
+            int("".join(itertools.takewhile(str.isdecimal, os.environ.get(name, ""))) or 0)  # Slurm's: "8(x16)"
+            for name in (all_processes, of_node)
+        ]
+        if min(sizes) > 0:
+            return sizes[0], max(1, sizes[0] // sizes[1])
+    return 1, 1
 
 
 _throttled_until: dict[int, float] = {}
@@ -90,12 +116,19 @@ class RateLimiter:
         rates: NodeRates | None = None,
     ) -> None:
         prices = location.store.prices()
-        ceiling = prices.reads_per_second if prices.doubling_seconds < math.inf else math.inf
-        self._new = lambda: RequestRate(ceiling=ceiling, doubling_seconds=prices.doubling_seconds)
+        num_processes, num_nodes = fleet_size()
+        ceiling = prices.reads_per_second / num_nodes if prices.doubling_seconds < math.inf else math.inf
+        first_limit = FLEET_RATE / num_nodes if num_nodes > 1 else math.inf
+        self._new = lambda: RequestRate(
+            ceiling=ceiling, doubling_seconds=prices.doubling_seconds, first_limit=first_limit
+        )
         self._name, self._loop, self._send = location.partition, loop, send
         self._rates = rates or node_rates()
         self._line: list[tuple[int, int, WaitingRead]] = []
-        self._window, self._largest_window = min(FIRST_WINDOW, largest_window), largest_window
+        first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
+        self._widening = FLEET_GROWTH if num_nodes > 1 else 1.0
+        self._window, self._largest_window = float(min(first, largest_window)), largest_window
+        self._has_answered = False
         self._served = self._refused = 0
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
@@ -125,8 +158,9 @@ class RateLimiter:
         """Count a request that ended with a response."""
         self.answered_at = now
         self._served += 1
+        self._has_answered = True
         if self._window < self._largest_window:
-            self._window += 1
+            self._window += self._widening
         if self._served >= SHARED_COUNT and not self.is_throttling:
             self._advance()
         self.note_end()
@@ -134,6 +168,7 @@ class RateLimiter:
     def note_refusal(self) -> None:
         """Count a request that ended with a refusal."""
         self._refused += 1
+        self._window = max(1.0, self._window - 1)
         self._advance()
         self.note_end()
 
@@ -170,7 +205,9 @@ class RateLimiter:
 
     def _widen(self) -> None:
         self._timer = None
-        self._window = min(2 * self._window, self._largest_window)
+        if self._has_answered or self._widening == 1.0:  # of a fleet, most requests may be refused a second later
+            self._window = min(2 * self._window, self._largest_window)
+        self._has_answered = False
         self._send_window()
         self._wait_for_window()
 
@@ -180,7 +217,7 @@ class RateLimiter:
 
     def _exchange(self, rate: RequestRate, now: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""
-        rate.note(now, self._served, self._refused)
+        rate.note(now, self._served, self._refused, wall=time.time())
         self._served = self._refused = 0
         self.is_limited, self.answered_at = rate.is_limited, max(self.answered_at, rate.answered_at)
         num_due, self._num_tickets = 0, self._num_tickets if rate.is_limited else 0

@@ -1,25 +1,35 @@
 """Rate of requests to one partition of a store: a value, and its changes over time; no I/O and no clock.
 
-    unlimited ── many refusals ──► test: 0.9 x the goodput for a moment
-        ▲                            │ fewer refusals                      │ as many: they do not depend on the rate
-        │                            ▼                                     ▼
-        └── 30 s without waiting ── limited ── more than usual ──► test    indifferent: the rate before, for 60 s
+    unlimited ── many refusals ──► test at 0.9, then 0.45 x the goodput
+        ▲                            │ fewer refusals at either             │ as many: they do not depend on the rate
+        │                            ▼                                      ▼
+        └── 30 s without waiting ── limited ── more than usual ──► test     indifferent: the rate before, for a minute
 
-The goodput is the number of responses a second that were not refused. A limit grows by GROWTH a second, faster with
-the time without refusals; each refusal beyond FREE_SHARE divides it by 1 + CUT / sqrt(limit). All clients of a store
-see the same share of refusals. Growth and cuts cancel out at
+**Limited.** Of requests at x a second, as many are refused as of those of all other clients of the store. A limit grows
+by 1 / memory a second, and each refusal divides it by exp(1 / (usual(x) memory)); both cancel out at
 
-    usual share = FREE_SHARE + GROWTH / (CUT sqrt(limit))           4 % at 500 a second, 13 % at 5
+    usual(x) = USUAL x / (x + FEW)    refusals a second; of 100 requests 0.04 at 500 a second, 3.5 at 5.5, and 12 at 1.5
 
-so a client above its part shrinks and one below it grows. The limit never falls far below the goodput: a burst of
-refusals cuts it once, not fifty times.
+so a client above its part shrinks, and one below it grows. What a client knows of its part are the refusals that it
+saw, so the memory is a share of the limit's age: the gain of stochastic approximation. 40 clients differ by a tenth
+after 10 minutes, which is what 100 refusals can tell.
+
+**More than usual**: the cumulative sum of the log-likelihood that refusals are `EXCESS` times the usual ones, at least 0.
+
+**Test.** Two shares of refusals are compared as they come: are they equal, or is the one at the lower rate a quarter?
+At 0.9 x the goodput refusals of a store with a limit end, and nothing is lost. Where they go on, the rate is halved.
+
+**All at once.** A client with a small part of the load sees as many refusals at any rate of its own. So for 2 of 64
+seconds of the wall clock all limited clients send at half of their limits: refusals that depend on the rate are fewer
+then, and who found them indifferent by chance learns better.
 
 Requests get tickets, in order. `clock` is the number of tickets that may be used so far, and advances at the limit.
 
     tickets   0 1 2 3 4 5 6 7 8 9
                     │clock      │issued      6 requests wait; ticket 4 is due 1 / limit after the last change
 
-Source: ours, after AIMD (Chiu and Jain 1989) and Scalable TCP (Kelly 2003).
+Source: ours, after AIMD (Chiu and Jain 1989), stochastic approximation (Robbins and Monro 1951), CUSUM (Page 1954) and
+sequential tests (Wald 1945); docs/contributing/decisions/simulation.md has the worlds in which the figures were chosen.
 """
 
 from __future__ import annotations
@@ -27,15 +37,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-GROWTH, FASTER_SECONDS, FASTEST = 0.2, 2.0, 5.0
-"""Relative growth of a limit a second; time without refusals after which it is twice that, three times, ..., at most
-`FASTEST` times."""
+USUAL, FEW = 0.2, 0.2
+"""Refusals a second at which a limit stays, and requests a second below which these become fewer."""
 
-CUT, FREE_SHARE = 0.9, 0.03
-"""Size of the cut by one refusal, and the share of refusals that cut nothing."""
+SHORTEST_MEMORY, LONGEST_MEMORY, MEMORY_SHARE = 13.0, 500.0, 0.7
+"""Seconds in which a limit grows e-fold without refusals: a share of its age."""
 
-FLOOR, STEEPEST, LEAST = 0.9, 0.1, 1.0
-"""Least limit: in goodputs, in rates before the cut, and in requests a second."""
+CALM_TIMES, FASTER, FASTEST = 8.0, 2.0, 0.2
+"""Usual times between two refusals after which a limit without them grows faster, by how much with each further one,
+and growth a second at most."""
+
+LEAST = 0.05
+"""Least limit in requests a second: the part of each of 1,000 clients in 50 a second."""
+
+EXCESS, EXCESS_OF_KNOWN, EVIDENCE, EVIDENCE_AT_FIRST, FREE_SHARE = 3.0, 1.5, 16.0, 5.0, 0.03
+"""Refusals in usual ones that are looked for; the same where a share does not depend on the rate; the log-likelihood
+that begins a test, of a limited and of an unlimited rate; and the share of refusals that is usual without a limit."""
+
+LARGEST_CUT = 0.5
+"""Part of a limit that is left at least until refusals are usual again, or a test has begun."""
 
 AVERAGE_SECONDS, AVERAGE_COUNT = 1.0, 20.0
 """Time over which outcomes are averaged: so many seconds, and at least so many requests."""
@@ -46,27 +66,40 @@ SHORTEST_SECONDS = 0.1
 BURST_SECONDS = 0.05
 """Unused time of a limited rate that may be made up for at once."""
 
-CALM_SECONDS = 30.0
-"""Time without refusals and waiting after which a rate is unlimited again."""
+CALM_SECONDS, IDLE_SECONDS = 30.0, 10.0
+"""Time without refusals and waiting after which a rate is unlimited again, and the one without responses that does not
+count as such: a node that waits for slower ones must not return without a limit."""
 
-MANY, UNUSUAL, SOME = 8, 2.5, 0.5
-"""Refusals in the averaged time that begin a test, if their share is so many times the one that growth explains; and
-responses without which an unlimited rate stays so: a store that refuses all is out, at whatever rate."""
+SOME = 0.5
+"""Responses without which an unlimited rate stays so: a store that refuses all is out, at whatever rate."""
 
-SETTLE_SECONDS, TEST_REFUSALS = 0.5, 12.0
-"""Of a test: time until the outcomes of earlier requests have come, and refusals that are then expected if they do not
-depend on the rate."""
+TEST_RATES, SETTLE_SECONDS = (0.9, 0.45), 1.0
+"""Rates of a test in goodputs, and the time until the outcomes of earlier requests have come."""
 
-MOST_COUNT = 0.6
-"""Outcomes that decide a test at most, in those of the averaged time: more fade before they are counted."""
+FEWER, SURE_SAME, SURE_FEWER, MORE, SURE_MORE = 0.25, 5.0, 8.0, 0.6, 5.0
+"""Share of refusals, in the one before, that shows that they depend on the rate; log-likelihoods that decide; and what
+part of the responses must become refusals to show that others cause them."""
 
-MAX_INDIFFERENT, INDIFFERENT_SECONDS, SAME_MARGIN = 0.6, 60.0, 0.05
-"""Largest share of refusals that can be found not to depend on the rate, the time for which this is assumed, and the
-excess of the share that ends it before: if they do depend on it, the share grows with the rate."""
+LEAST_REFUSALS, MAX_INDIFFERENT, UNEXPLAINED = 20.0, 0.6, 3.0
+"""Refusals that are counted before they can be indifferent, the largest share of such ones, and how many usual ones
+they must be at the lower rate: fewer are what a client with a small part sees."""
+
+GIVEN_BACK = 0.7
+"""Limit in goodputs after a test whose lower rate had fewer refusals."""
+
+REMEMBERED_TIMES = 10.0
+"""Usual times between two refusals in which the next test goes on to remember the limit before the first one."""
+
+INDIFFERENT_SECONDS, LONGEST_INDIFFERENT, INDIFFERENT_GROWTH = 60.0, 600.0, 0.5
+"""Time for which refusals are assumed not to depend on the rate; twice as long if they are found so again, at most the
+longest; and the growth a second of a rate that was unlimited before."""
+
+TOGETHER_SECONDS, TOGETHER_LENGTH, TOGETHER_RATE, SURE_TOGETHER = 64.0, 2.0, 0.5, 2.0
+"""Period and length of the time in which all clients send less, how much less, and the log-likelihood that decides."""
 
 MAX_VALUE, LONGEST_WAIT_SECONDS = 1e15, 256.0
 """Values of a rate beyond which no client can have brought it: a count that loses units when one is added, and the wait
-of a ticket if 256 processes hold one each at the least limit."""
+of a ticket if 256 processes hold one each at a limit of 1 a second; at a lower one, as many tickets."""
 
 
 @dataclass
@@ -77,18 +110,27 @@ class RequestRate:
         limit: requests a second; inf: unlimited.
         ceiling: rate above which it is limited even if nothing is refused; inf: none.
         doubling_seconds: time in which a ceiling that is used doubles; inf: never.
+        first_limit: largest goodput that a test of an unlimited rate assumes: the part of a node in what a fleet sends.
         clock, issued: tickets that may be used, and that were issued.
         updated: time of the last change.
         served, refused, counted: responses, refusals, and seconds, all fading with time.
         answered_at, refused_at, waited_at: when a response came, a request was refused, and one had to wait.
-        test_from, tested_share, tested_limit: when outcomes of a test begin to count, and share of refusals and rate
-            before it; inf: no test.
-        indifferent_until, indifferent_share: until when refusals cut nothing, and up to which share.
+        limited_at: since when the memory ages: the first refusal under a limit; inf: none yet.
+        evidence, usual_limit: log-likelihood that refusals are more than usual, and the limit when they were usual.
+        test_number, test_from: number of the rate that is tested, and when outcomes begin to count; inf: no test.
+        test_served, test_refused, known_served, known_refused: outcomes that are compared: at this rate, and before.
+        test_goodput: goodput before the test.
+        limit_before, sent_before: limit before the test, and requests that were sent a second then.
+        remembered_until: until when another test keeps these two.
+        indifferent_until, indifferent_share, indifferent_seconds: until when refusals cut nothing, up to which share,
+            and for how long it was assumed.
+        together_served, together_refused: outcomes since all clients send less.
     """
 
     limit: float = math.inf
     ceiling: float = math.inf
     doubling_seconds: float = math.inf
+    first_limit: float = math.inf
     clock: float = 0.0
     issued: float = 0.0
     updated: float = 0.0
@@ -98,25 +140,48 @@ class RequestRate:
     answered_at: float = -math.inf
     refused_at: float = -math.inf
     waited_at: float = -math.inf
+    limited_at: float = math.inf
+    evidence: float = 0.0
+    usual_limit: float = math.inf
+    test_number: float = 0.0
     test_from: float = math.inf
-    tested_share: float = 0.0
-    tested_limit: float = 0.0
+    test_served: float = 0.0
+    test_refused: float = 0.0
+    known_served: float = 0.0
+    known_refused: float = 0.0
+    test_goodput: float = 0.0
+    limit_before: float = math.inf
+    sent_before: float = 0.0
+    remembered_until: float = -math.inf
     indifferent_until: float = -math.inf
     indifferent_share: float = 0.0
+    indifferent_seconds: float = INDIFFERENT_SECONDS
+    together_served: float = 0.0
+    together_refused: float = 0.0
 
     def is_possible(self) -> bool:
         """Return whether clients can have brought a rate to these values; others raise errors, or let requests wait."""
-        counts = (self.clock, self.issued, self.served, self.refused, self.counted, self.tested_limit)
-        past = (self.answered_at, self.refused_at, self.waited_at, self.indifferent_until - INDIFFERENT_SECONDS)
+        counts = (
+            *(self.clock, self.issued, self.served, self.refused, self.counted, self.evidence, self.sent_before),
+            *(self.test_served, self.test_refused, self.known_served, self.known_refused, self.test_goodput),
+            *(self.together_served, self.together_refused),
+        )
+        past = (self.answered_at, self.refused_at, self.waited_at, self.indifferent_until - LONGEST_INDIFFERENT)
+        limits = (self.limit, self.usual_limit, self.limit_before)
         return (
-            (LEAST <= self.limit <= MAX_VALUE or self.limit == math.inf)
+            all(LEAST <= limit <= MAX_VALUE or limit == math.inf for limit in limits)
             and (self.test_from <= self.updated + 1 + SETTLE_SECONDS or self.test_from == math.inf)
-            and (self.tested_share > 0 or self.test_from == math.inf)
+            and self.test_number in range(len(TEST_RATES))
+            and (self.known_refused >= 1 or self.test_from == math.inf)
+            and (self.limited_at <= self.updated + 1 or self.limited_at == math.inf)
+            and self.remembered_until <= self.updated + 1 + REMEMBERED_TIMES / _usual(LEAST)
             and all(figure >= 1 for figure in (self.ceiling, self.doubling_seconds))
+            and self.first_limit >= LEAST
             and all(0 <= count <= MAX_VALUE for count in counts)
             and all(time <= self.updated + 1 for time in past)
-            and all(0 <= share <= 1 for share in (self.tested_share, self.indifferent_share))
-            and self.issued - self.clock <= self.limit * LONGEST_WAIT_SECONDS
+            and (1 / MAX_VALUE <= self.indifferent_share <= 1 or self.indifferent_until == -math.inf)
+            and INDIFFERENT_SECONDS <= self.indifferent_seconds <= LONGEST_INDIFFERENT
+            and self.issued - self.clock <= max(1.0, self.limit) * LONGEST_WAIT_SECONDS
         )
 
     @property
@@ -133,6 +198,10 @@ class RequestRate:
         """Share of refusals among all outcomes."""
         return self.refused / (self.served + self.refused) if self.refused else 0.0
 
+    @property
+    def _troubled_at(self) -> float:
+        return max(self.refused_at, self.waited_at)
+
     def take(self, now: float, count: int) -> float:
         """Return the first of `count` new tickets, after `note` was called at the same time."""
         self.issued += count
@@ -144,26 +213,31 @@ class RequestRate:
         """Return the seconds from the last change until a ticket may be used, if the limit stays; 0 or less: now."""
         return (ticket + 1 - self.clock) / self.limit
 
-    def note(self, now: float, served: int = 0, refused: int = 0) -> None:
-        """Advance to the present time, and count outcomes of requests."""
+    def note(self, now: float, served: int = 0, refused: int = 0, *, wall: float = TOGETHER_LENGTH) -> None:
+        """Advance to the present time, and count outcomes of requests.
+
+        Args:
+            wall: present time of the clock that all clients share; without one this client never sends less with them.
+        """
         seconds = max(0.0, now - self.updated)
         self.updated += seconds
+        phase = wall % TOGETHER_SECONDS
         self._count(seconds, served, refused)
         if self.is_limited:
-            burst = max(1.0, self.limit * BURST_SECONDS)
-            self.clock = min(self.clock + self.limit * seconds, self.issued + burst)
+            burst, part = max(1.0, self.limit * BURST_SECONDS), TOGETHER_RATE if phase < TOGETHER_LENGTH else 1.0
+            self.clock = min(self.clock + self.limit * seconds * part, self.issued + burst)
+        if self.test_from < math.inf:
+            self._test(now, served, refused)
+        else:
+            self._compare_together(now, phase, served, refused)
+            if self._is_unusual(now, served, refused):
+                self._begin_test(now)
+            elif self.is_limited:
+                self._adapt(now, seconds, served, refused)
         if served:
             self.answered_at = now
         if refused:
             self.refused_at = now
-        if self.test_from < math.inf:
-            self._test(now)
-        elif now < self.indifferent_until and self.refused_share <= self.indifferent_share:
-            self._adapt(now, seconds, -FREE_SHARE * (served + refused))
-        elif refused and self._is_unusual():
-            self._begin_test(now)
-        elif self.is_limited:
-            self._adapt(now, seconds, refused - FREE_SHARE * (served + refused))
         self._respect_ceiling(seconds)
 
     def _count(self, seconds: float, served: int, refused: int) -> None:
@@ -173,47 +247,118 @@ class RequestRate:
         self.refused = self.refused * fade + refused
         self.counted = self.counted * fade + period * (1 - fade)
 
-    def _is_unusual(self) -> bool:
-        explained = GROWTH / (CUT * math.sqrt(self.limit))
-        has_answered = self.is_limited or self.served >= SOME
-        return has_answered and self.refused >= MANY and self.refused_share > FREE_SHARE + UNUSUAL * explained
+    def _is_indifferent(self, now: float) -> bool:
+        return now < self.indifferent_until
+
+    def _is_unusual(self, now: float, served: int, refused: int) -> bool:
+        """Return whether there is evidence enough that refusals are more than usual."""
+        share, excess = (_usual(self.limit) / self.limit, EXCESS) if self.is_limited else (FREE_SHARE, EXCESS)
+        if self._is_indifferent(now):
+            share, excess = share + self.indifferent_share, EXCESS_OF_KNOWN
+        if not self.evidence:
+            self.usual_limit = self.limit
+        gained = refused * math.log(excess) - share * (served + refused) * (excess - 1)
+        self.evidence = max(0.0, self.evidence + gained)
+        enough = EVIDENCE if self.is_limited else EVIDENCE_AT_FIRST
+        return refused > 0 and self.evidence > enough and self.served >= SOME
 
     def _begin_test(self, now: float) -> None:
+        sent = (self.served + self.refused) / max(self.counted, SHORTEST_SECONDS)
+        if now >= self.remembered_until or not self.is_limited:
+            self.limit_before, self.sent_before = max(self.usual_limit, self.limit), sent
         self._begin_limit()
-        self.tested_share = self.refused_share
-        self.tested_limit = min(self.limit, (self.served + self.refused) / max(self.counted, SHORTEST_SECONDS))
-        self.limit = max(FLOOR * self.goodput, STEEPEST * self.tested_limit, LEAST)
-        self.test_from, self.indifferent_until = now + SETTLE_SECONDS, -math.inf
-        self.served = self.refused = self.counted = 0.0
+        self.known_served, self.known_refused = self.served, self.refused
+        first = self.first_limit if self.limit_before == math.inf else math.inf
+        self.test_goodput = max(min(self.goodput, first), LEAST)
+        self.indifferent_until = min(self.indifferent_until, now)
+        self._test_rate(now, 0)
 
     def _begin_limit(self) -> None:
         if not self.is_limited:
-            self.clock = self.issued
+            self.clock, self.limited_at = self.issued, math.inf
 
-    def _test(self, now: float) -> None:
+    def _test_rate(self, now: float, number: int) -> None:
+        self.test_number, self.test_from = number, now + SETTLE_SECONDS
+        self.limit = max(TEST_RATES[number] * self.test_goodput, LEAST)
+        self.test_served = self.test_refused = 0.0
+        self.served = self.refused = self.counted = self.evidence = 0.0
+
+    def _test(self, now: float, served: int, refused: int) -> None:
         """Decide whether refusals depend on the rate, once there are enough outcomes under the lower one."""
-        period = max(AVERAGE_SECONDS, AVERAGE_COUNT / self.limit)
         if now < self.test_from:
-            self.served = self.refused = self.counted = 0.0
-        elif self.served + self.refused >= min(TEST_REFUSALS / self.tested_share, MOST_COUNT * self.limit * period):
-            self.test_from = math.inf
-            is_same = abs(self.refused_share - self.tested_share) < self.tested_share / 2
-            if is_same and self.tested_share <= MAX_INDIFFERENT:
-                self.limit = max(self.limit, 1.2 * self.tested_limit)
-                self.indifferent_until = now + INDIFFERENT_SECONDS
-                self.indifferent_share = self.tested_share + SAME_MARGIN
+            return
+        self.test_served += served
+        self.test_refused += refused
+        known = min(self.known_refused / (self.known_served + self.known_refused), 0.99)
+        same = self._test_evidence(known, FEWER * known)
+        if same <= -SURE_FEWER or -self._test_evidence(known, known + MORE * (1 - known)) >= SURE_MORE:
+            self._end_test(now)
+        elif same >= SURE_SAME and self.test_refused >= LEAST_REFUSALS:
+            share = self.test_refused / (self.test_served + self.test_refused)
+            if known > MAX_INDIFFERENT or share <= UNEXPLAINED * _usual(self.limit) / self.limit:
+                self._end_test(now)
+            elif self.test_number + 1 < len(TEST_RATES):
+                self.known_served, self.known_refused = self.test_served, self.test_refused
+                self._test_rate(now, int(self.test_number) + 1)
+            else:
+                self._assume_indifferent(now)
 
-    def _adapt(self, now: float, seconds: float, excess: float) -> None:
+    def _test_evidence(self, share: float, other: float) -> float:
+        """Return the log-likelihood that refusals have one share and not another one, from the outcomes of the test."""
+        return _likelihood(self.test_served, self.test_refused, share, other)
+
+    def _end_test(self, now: float) -> None:
+        """Refusals depend on the rate: it stays limited."""
+        if self.test_number:
+            self.limit = max(self.limit, GIVEN_BACK * self.test_goodput)
+        self.test_from, self.evidence = math.inf, 0.0
+        self.remembered_until = now + REMEMBERED_TIMES / _usual(self.limit)
+
+    def _assume_indifferent(self, now: float) -> None:
+        refused = self.known_refused + self.test_refused
+        self.indifferent_share = refused / (refused + self.known_served + self.test_served)
+        is_again = now < self.indifferent_until + 2 * self.indifferent_seconds
+        seconds = 2 * self.indifferent_seconds if is_again else INDIFFERENT_SECONDS
+        self.indifferent_seconds = min(seconds, LONGEST_INDIFFERENT)
+        self.indifferent_until = now + self.indifferent_seconds
+        self.limit = max(self.sent_before, LEAST) if self.limit_before == math.inf else self.limit_before
+        self.test_from, self.evidence, self.remembered_until = math.inf, 0.0, -math.inf
+        self.served = self.refused = self.counted = 0.0
+
+    def _compare_together(self, now: float, phase: float, served: int, refused: int) -> None:
+        """Stop to assume that refusals do not depend on the rate if they were fewer while all clients sent less."""
+        if TOGETHER_LENGTH / 2 <= phase < TOGETHER_LENGTH:  # requests of before have ended
+            self.together_served += served
+            self.together_refused += refused
+            return
+        if self._is_indifferent(now) and self.together_served + self.together_refused:
+            known = min(self.indifferent_share, 0.99)
+            if _likelihood(self.together_served, self.together_refused, known, FEWER * known) <= -SURE_TOGETHER:
+                self.limit, self.limit_before = max(min(self.limit, self.goodput), LEAST), self.limit
+                self.indifferent_until, self.limited_at, self.evidence = -math.inf, now, 0.0
+        self.together_served = self.together_refused = 0.0
+
+    def _adapt(self, now: float, seconds: float, served: int, refused: int) -> None:
+        if refused:
+            self.limited_at = min(self.limited_at, now)
+        if self.issued > self.clock:
+            self.waited_at = now
+        usual, indifferent = _usual(self.limit), self._is_indifferent(now)
+        age = now - self.limited_at if self.limited_at < math.inf else 0.0
+        memory = min(max(MEMORY_SHARE * age, SHORTEST_MEMORY), LONGEST_MEMORY)
+        growth = 0.0
         if self.waited_at > now - 1.0:
-            faster = min(1 + max(0.0, now - self.refused_at) / FASTER_SECONDS, FASTEST)
-            self.limit *= math.exp(GROWTH * faster * seconds)
-        else:
-            excess = max(0.0, excess)
-        if excess:
-            self.limit /= (1 + CUT / math.sqrt(self.limit)) ** excess
-        elif now - max(self.refused_at, self.waited_at) > CALM_SECONDS:
+            times = (now - max(self.refused_at, self.limited_at)) * usual if age else 0.0
+            growth = min((1 + FASTER * max(0.0, times - CALM_TIMES)) / memory, FASTEST)
+            if indifferent and self.limit_before == math.inf:
+                growth = INDIFFERENT_GROWTH
+        elif served and now < self.answered_at + IDLE_SECONDS and now > self._troubled_at + CALM_SECONDS:
             self.limit = math.inf
-        self.limit = max(self.limit, FLOOR * self.goodput, LEAST)
+            return
+        cut = 0.0 if indifferent else refused / (usual * memory)
+        self.limit = max(self.limit * math.exp(growth * seconds - cut), LARGEST_CUT * self.usual_limit, LEAST)
+        if indifferent:
+            self.limit = min(self.limit, max(self.limit_before, LEAST))
 
     def _respect_ceiling(self, seconds: float) -> None:
         if self.goodput > self.ceiling / 2:
@@ -221,3 +366,14 @@ class RequestRate:
         if self.goodput > self.ceiling or (self.is_limited and self.limit > self.ceiling):
             self._begin_limit()
             self.limit = min(self.limit, self.ceiling)
+            self.usual_limit = min(self.usual_limit, self.limit)
+
+
+def _usual(limit: float) -> float:
+    """Return the refusals a second at which a limit stays."""
+    return USUAL * limit / (limit + FEW) if limit < math.inf else USUAL
+
+
+def _likelihood(served: float, refused: float, share: float, other: float) -> float:
+    """Return the logarithm of how much likelier outcomes are if one share of requests is refused than if another is."""
+    return refused * math.log(share / other) + served * math.log((1 - share) / (1 - other))
