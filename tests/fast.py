@@ -39,6 +39,8 @@ MOST_TESTS = 12
 """Test modules of one changed file: those begin within `SECONDS`."""
 LEAST_SHARE = 1e-4
 """Least share of a file in another one that is passed on."""
+OWN_TESTS = 8.0
+"""Share of a test that has the name of a file, as tests/tools/test_cache.py of tools/cache.py, to that of another."""
 IMPORT = re.compile(
     r"^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.(?:(?:megatron|packed)\.)?\w+)"
     r'|"((?:binidx|demo|helpers|servers)\.[\w.]+)',
@@ -103,9 +105,11 @@ def users() -> dict[str, set[Path]]:
 
 
 @cache
-def referring(path: Path) -> set[Path]:
-    """Return the other files that refer to one."""
-    return users()[module_name(path)] - {path}
+def referring(path: Path) -> dict[Path, float]:
+    """Return the other files that refer to one -> what each gets of its share: tests of its name more than others."""
+    others = users()[module_name(path)] - {path}
+    weights = {user: OWN_TESTS if user.name.startswith(f"test_{path.stem}") else 1.0 for user in others}
+    return {user: weight / sum(weights.values()) for user, weight in weights.items()}
 
 
 def shares(path: Path) -> dict[Path, float]:
@@ -118,8 +122,8 @@ def shares(path: Path) -> dict[Path, float]:
     while held:
         given = defaultdict[Path, float](float)
         for file, share in held.items():
-            for user in referring(file):
-                given[user] += share / len(referring(file))
+            for user, part in referring(file).items():
+                given[user] += share * part
         held = {}
         for user, share in given.items():
             if user.name.startswith("test_"):
