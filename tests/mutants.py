@@ -175,7 +175,7 @@ class Scratch:
             outcome = self._run(tests)
             self._write(place, mutant.path.read_text())
             failed = [outcome.killer] if outcome.killer else [*tests, "--collect-only"]
-            if outcome.word != "killed" or self._run(failed).word != "killed":
+            if outcome.word != "killed" or self._run(failed, "--numprocesses=0").word != "killed":
                 return outcome
             if {*failed} & {*tests, *self._broken}:
                 raise SystemExit(f"{failed}: fails without a mutant, too")
@@ -186,13 +186,13 @@ class Scratch:
         (self._tree / place).write_text(text)
         Path(cache_from_source(str(self._tree / place))).unlink(missing_ok=True)
 
-    def _run(self, tests: Sequence[str]) -> Outcome:
+    def _run(self, tests: Sequence[str], *options: str) -> Outcome:
         """Run tests until one fails, or the time is over."""
         started = time.monotonic()
         environment = {**os.environ, "HOME": str(self._home), "TMPDIR": str(self._home)}
         environment["PYTHONPATH"] = os.pathsep.join([str(self._tree / "src"), os.environ.get("PYTHONPATH", "")])
         left_out = [f"--deselect={test}" for test in self._broken]
-        command = [*pytest_command(tests), "--hypothesis-seed=0", "--tb=no", "-rfE", *left_out]
+        command = [*pytest_command(tests), "--hypothesis-seed=0", "--tb=no", "-rfE", *left_out, *options]
         shutil.rmtree(self._tree / ".hypothesis", ignore_errors=True)  # examples that killed an earlier mutant
         output = self._home / "output"
         with (
