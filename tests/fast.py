@@ -37,6 +37,10 @@ SECONDS = 40.0
 """Time for tests: with lint and `tests/structure.py` a minute on two cores."""
 MOST_TESTS = 12
 """Test modules of one changed file: those begin within `SECONDS`."""
+LEAST_SHARE = 1e-4
+"""Least share of a file in another one that is passed on."""
+OWN_TESTS = 8.0
+"""Share of a test that has the name of a file, as tests/tools/test_cache.py of tools/cache.py, to that of another."""
 IMPORT = re.compile(
     r"^\s*from (\S+) import (\([^)]*\)|.*)|^\s*import (\S+)|\b(binidx\.(?:(?:megatron|packed)\.)?\w+)"
     r'|"((?:binidx|demo|helpers|servers)\.[\w.]+)',
@@ -100,24 +104,48 @@ def users() -> dict[str, set[Path]]:
     return found
 
 
-def importing(files: set[Path]) -> set[Path]:
-    """Return the files that refer to one of these."""
-    return {user for file in files for user in users()[module_name(file)]}
+@cache
+def referring(path: Path) -> dict[Path, float]:
+    """Return the other files that refer to one -> what each gets of its share: tests of its name more than others."""
+    others = users()[module_name(path)] - {path}
+    weights = {user: OWN_TESTS if user.name.startswith(f"test_{path.stem}") else 1.0 for user in others}
+    return {user: weight / sum(weights.values()) for user, weight in weights.items()}
+
+
+def shares(path: Path) -> dict[Path, float]:
+    """Return the test modules that import a file, themselves or by others -> how much of their work is likely its.
+
+    A file shares 1 among the files that refer to it, these what they get, and so on: what few use is near to their
+    tests, what all use to none. A module passes on half of its share, a helper of tests all.
+    """
+    tests, held = defaultdict[Path, float](float), {path: 1.0}
+    while held:
+        given = defaultdict[Path, float](float)
+        for file, share in held.items():
+            for user, part in referring(file).items():
+                given[user] += share * part
+        held = {}
+        for user, share in given.items():
+            if user.name.startswith("test_"):
+                tests[user] += share
+            elif share > LEAST_SHARE:
+                held[user] = share if user.is_relative_to(TESTS) else share / 2
+    return tests
 
 
 def importing_tests(path: Path, folder: Path = TESTS) -> Iterator[Path]:
-    """Yield the test modules that import a file: first by the fewest modules of binidx, and any number of helpers.
+    """Yield the test modules that import a file, themselves or by others, the nearest first.
 
-    Of those by equally many modules, the nearest to a folder come first, and small ones.
+    Near is what gets a large share of it, twice as near for each folder in common, and for each word of its name.
     """
-    new, seen = {path}, {path}
-    while new:
-        new = helped = importing(new) - seen
-        while helped := importing({file for file in helped if file.is_relative_to(TESTS)}) - new - seen:
-            new |= helped
-        seen |= new
-        tests = {file for file in new if file.name.startswith("test_")}
-        yield from sorted(tests, key=lambda test: (-len(Path(commonpath((test, folder))).parts), test.stat().st_size))
+    words = {*path.stem.split("_")}
+
+    def nearness(test: Path) -> float:
+        folders = len(Path(commonpath((test, folder))).parts)
+        return found[test] * 2.0 ** (folders + len(words & {*test.stem.split("_")}))
+
+    found = shares(path)
+    yield from sorted(found, key=lambda test: (-nearness(test), test.stat().st_size, test))
 
 
 def nearest_tests(path: Path) -> Iterator[Path]:
@@ -157,11 +185,16 @@ def main() -> int:
     return run_tests(chosen) if chosen else 0
 
 
+def pytest_command(tests: Sequence[str]) -> list[str]:
+    """Return the command that runs tests until one fails."""
+    options = ["-x", "-m", "not slow", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    return [sys.executable, "-m", "pytest", *options, *tests]
+
+
 def run_tests(chosen: Sequence[str]) -> int:
     """Run tests until one fails, or for `SECONDS`; return the exit status."""
-    options = ["-x", "-m", "not slow", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     print("pytest", *chosen, flush=True)
-    with subprocess.Popen([sys.executable, "-m", "pytest", *options, *chosen], cwd=ROOT) as running:
+    with subprocess.Popen(pytest_command(chosen), cwd=ROOT) as running:
         try:
             return running.wait(SECONDS)
         except subprocess.TimeoutExpired:

@@ -30,6 +30,7 @@ def test_every_module_has_a_near_test() -> None:
         ("src/binidx/order/view.py", "order/test_orders.py"),
         ("src/binidx/run/plan/node_check.py", "tools/test_doctor_run.py"),  # by its command
         ("tools/grep.py", "tools/test_grep.py"),
+        ("src/binidx/native/mappings.py", "index/test_masked_samples.py"),  # not the small tests of all datasets
         ("tests/order/test_orders.py", "order/test_orders.py"),
     ],
 )
@@ -41,3 +42,14 @@ def test_a_test_is_near_to_a_module_that_its_helper_imports() -> None:
     changed = ROOT / "src/binidx/dataset/assemble/t5_sentences.py"
     texts = [test.read_text() for test in nearest_tests(changed)]
     assert any("helpers.masked_datasets" in text and "t5_sentences" not in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "near"),
+    [
+        ("src/binidx/storage/cache/maintenance.py", "tools/test_cache.py"),  # one of 17 tests that call its command
+        ("src/binidx/corpus/convert_parts.py", "tools/test_convert.py"),  # of another folder
+    ],
+)
+def test_tests_of_the_name_of_a_user_are_near(changed: str, near: str) -> None:
+    assert near in names(changed)

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from binidx.corpus.convert_parts import CopyJob
 from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
 from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.token_parts import PinnedDataset
+from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import CancelledReadError, ObjectExistsError
 from binidx.storage.codecs.segments import SEGMENT_BYTES
+from binidx.storage.location import Location
 
 TOKENS = np.random.default_rng(1).integers(0, 65536, 3 * SEGMENT_BYTES // 2 - 9, dtype=np.uint16)
 
@@ -151,3 +155,25 @@ def test_a_copy_goes_on_with_another_verification(tmp_path: Path) -> None:
     done = convert_dataset(source, str(target), verify="size", part_bytes=SEGMENT_BYTES)
     assert done.parts_kept == len(kept) - 1  # job.json
     assert done.parts_kept > 0
+
+
+def test_identities_of_copies_are_those_of_earlier_versions(tmp_path: Path) -> None:
+    """Names of parts and records come from them: with another one, no work of an earlier version goes on."""
+    pinned = PinnedDataset.of(WholeDataset(Location(write(tmp_path / "en", [9]))))
+    target = Location(str(tmp_path / "to.bin"))
+    job = CopyJob(pinned, target, target + "-parts", 18, "raw", checksum=True, form="slices", block_bytes=4, file="idx")
+    assert {**job.identity, "source": ""} == {
+        "job": "convert",
+        "source": "",
+        "stored": True,
+        "codec": "raw",
+        "level": None,
+        "tokens": True,
+        "sums": False,
+        "form": "slices",
+        "block_bytes": 4,
+        "file": "idx",
+    }
+    pieces = CopyJob(pinned, target, target + "-parts", 18, "raw", checksum=True, form="pieces", block_bytes=4).identity
+    assert pieces.keys() == {"job", "source", "stored", "codec", "level", "tokens", "sums", "checksum"}
+    assert pieces["checksum"] is True

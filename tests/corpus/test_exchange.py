@@ -2,13 +2,14 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Bucket
 
 import binidx.corpus.exchange as module
-from binidx.corpus import shuffle_buckets
+from binidx.corpus import shuffle, shuffle_buckets
 from binidx.corpus.exchange import ExchangeWriter, exchange_file, list_blocks, read_bucket
 from binidx.corpus.shuffle_buckets import BucketRecords
 from binidx.errors import FormatError
@@ -85,3 +86,15 @@ def test_a_damaged_block_is_an_error(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(FormatError, match=r"task-0.exchange: damaged; delete it and the .json beside it"):
         read_all(folder, results)
+
+
+@pytest.mark.parametrize("num_buckets", [1, 127, 128, 129, 500])
+def test_a_task_of_a_shuffle_holds_a_piece_for_each_bucket(num_buckets: int) -> None:
+    """Tasks grow with the number of buckets, so that no block of a bucket is small."""
+    target: Any = None
+    job = shuffle._ShuffleParts(target, [], [(10**6, num_buckets * shuffle.BUCKET_BYTES)], "uint16", False, 1, None)
+    tasks = job.document_tasks()
+    assert job.num_buckets == num_buckets
+    assert len(tasks) == min(num_buckets, module.HELD_BYTES // module.PIECE_BYTES)
+    assert all(task.size >= num_buckets * module.PIECE_BYTES for task in tasks)
+    assert [task.rows.start for task in tasks[1:]] == [task.rows.stop for task in tasks[:-1]]

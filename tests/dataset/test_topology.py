@@ -85,6 +85,30 @@ def test_the_launcher_nearest_to_the_process_names_its_rank(
     assert is_first_rank() == (topology[0] == 0)
 
 
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize(
+    ("rank_name", "size_name", "others"),
+    [
+        ("RANK", "WORLD_SIZE", {}),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", {}),
+        ("PMI_RANK", "PMI_SIZE", {}),
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", {}),
+        ("HOROVOD_RANK", "HOROVOD_SIZE", {}),
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", {}),
+        ("SLURM_PROCID", "SLURM_NTASKS", {}),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", {"SLURM_NTASKS": "9"}),
+        ("SLURM_PROCID", "SLURM_NTASKS", {"SLURM_STEP_ID": "0"}),
+        ("SLURM_PROCID", "SLURM_NTASKS", {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}),
+    ],
+)
+def test_every_process_of_a_launcher_has_a_rank(
+    launched: Any, rank_name: str, size_name: str, others: dict[str, str], rank: int
+) -> None:
+    launched({rank_name: str(rank), size_name: "3", **others})
+    assert binidx.find_topology() == (rank, 3)
+    assert is_first_rank() == (rank == 0)
+
+
 @pytest.mark.parametrize(
     "environment",
     [

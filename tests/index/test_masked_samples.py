@@ -169,3 +169,17 @@ def test_arguments_out_of_bounds_are_refused() -> None:
         MaskedDocuments(np.array([0, 1]), np.array([5], np.int32), sequence_length=9, least=1).fill(
             np.empty((1, 3), np.int64), 1, 1
         )
+
+
+@pytest.mark.parametrize("num_samples", [2**53 - 1, 2**53 - 2, 2**53, 2**60])
+def test_fewer_than_two_to_the_53_samples_are_counted(num_samples: int) -> None:
+    """Two samples an epoch: numbers of samples below the limit are exact, from it on they are refused."""
+    sizes = np.full(4, 5, np.int32)
+    documents = MaskedDocuments(np.array([0, 2, 4]), sizes, sequence_length=9, least=1)
+    assert documents.count(1, 1, 10) == (2, 1)
+    epochs = num_samples // 2
+    if 2 * epochs < 2**53:
+        assert documents.count(1, epochs, 2**53 - 1) == (2 * epochs, epochs)
+    else:
+        with pytest.raises(IndexBuildError, match=f"{2**52} epochs of samples, needs less than 2\\*\\*53 samples"):
+            documents.count(1, min(epochs, 2**53 - 1), 2**53 - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.gpt_samples import config
 from helpers.traceable_runs import random_run, write_source
 
 import binidx
@@ -88,6 +91,36 @@ def test_the_contract_refuses_an_order_that_finds_too_little(one: str) -> None:
     check_order(SequenceOrder(StoredSource(one, dataset, range(len(dataset)))))
     with pytest.raises(AssertionError, match="find: found samples"):
         check_order(Blind(StoredSource(one, dataset, range(len(dataset)))))
+
+
+def test_orders_of_one_identity_begin_with_each_other(one: str, blend: dict[str, float]) -> None:
+    """What a loader's state compares: whatever else differs must be in it."""
+    made = [
+        binidx.load_dataset(prefixes, S, num_samples=size, random_seed=seed, order=kind).wrapped
+        for prefixes in (one, next(iter(blend)), blend, dict.fromkeys(blend, 1.0))
+        for kind in (None, "first_fit", "best_fit")
+        for seed in (5, 6)
+        for size in (10, 30)
+    ]
+    found = [(json.dumps(dataset.order.identity, sort_keys=True), rows(dataset)) for dataset in made]
+    equal = [
+        (first, second) for (identity, first), (other, second) in itertools.combinations(found, 2) if identity == other
+    ]
+    for first, second in equal:
+        assert first == second[: len(first)]
+    assert len(equal) > len(made) // 3  # of the 24 pairs that differ in size alone
+
+
+@pytest.mark.parametrize("size", [30, None])
+def test_the_identity_of_a_blend_has_the_fields_of_earlier_versions(blend: dict[str, float], size: int | None) -> None:
+    built = config(([*blend], [*blend.values()] if size else None), sequence_length=S, split="1,0,0")
+    order: Any = (
+        binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [size, 0, 0], lambda: True, built).build()[0].order
+    )
+    assert [*order.identity] == ["class", "weights", "all", "datasets"]
+    assert order.identity["class"] == "BlendedDataset"
+    assert order.identity["all"] is (size is None)
+    assert order.identity["datasets"] == [part.identity for part in order.parts]
 
 
 # Views

@@ -75,6 +75,20 @@ def test_without_uris_arrays_stay_in_memory() -> None:
     assert writer.stored == {}
 
 
+@pytest.mark.parametrize("error", [OSError("no route"), NotImplementedError("no range"), ValueError("wrong")])
+@pytest.mark.parametrize("shape", [(5,), ARRAY.shape])
+@pytest.mark.parametrize("folder", [None, "{tmp_path}", "memory://array-writer"])
+def test_an_error_of_the_data_that_fills_an_array_is_raised(
+    folder: str | None, shape: tuple[int, ...], error: Exception, tmp_path: Path
+) -> None:
+    """It has the types of an error of the array's file, which only keeps the array from being published."""
+    files = folder and IndexFiles(Location.of(folder.format(tmp_path=tmp_path)), "0f")
+    writer = ArrayWriter(files or None)
+    with pytest.raises(type(error), match=str(error)), writer.array("a", shape, np.int64):
+        raise error
+    assert (writer.arrays, writer.stored, writer.failure) == ({}, {}, None)
+
+
 @pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
 def test_for_a_store_arrays_are_built_on_the_node_and_sent(
     s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch

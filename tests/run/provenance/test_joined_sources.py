@@ -241,3 +241,19 @@ def test_a_source_that_no_run_has_is_an_error(tmp_path: Path) -> None:
         count_exposures(RunOrder.open(binidx.Run.load(f"{tmp_path}/run0.json")), {"s3://typo/en": [7]}, 5)
     found = count_exposures(open_history(file), {later: [7]}, 5)  # before the run that has it
     assert found[later].samples.tolist() == [0]
+
+
+def test_a_comparison_has_the_sources_of_either_run(tmp_path: Path) -> None:
+    names = [write_corpus(tmp_path / name, number) for number, name in enumerate("abc")]
+    first, second = (RunOrder.open(run_over((own, [0.5, 0.5]))) for own in (names[:2], names[1:]))
+    steps = range(10)
+    there, back = compare_documents(first, steps, second, steps), compare_documents(second, steps, first, steps)
+    assert [each.source for each in there] == names
+    assert [each.source for each in back] == [*names[1:], names[0]]
+    turned = {each.source: each for each in back}
+    for each in there:
+        other = turned[each.source]
+        assert (each.first, each.second, each.both) == (other.second, other.first, other.both)
+        assert each.only_first.tolist() == other.only_second.tolist()
+        assert len(each.only_first) == each.first - each.both
+        assert (each.first > 0, each.second > 0) == (each.source in names[:2], each.source in names[1:])

@@ -28,6 +28,71 @@ DATA = bytes(range(256)) * 4096
 RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]
 
 
+# Without a server: these come first, as an error in a timer of the limiter lets reads of a server wait for ever.
+
+
+class Read:
+    over = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def run_limiter(limit: float, reads: list[Read]) -> list[int]:
+    """Admit one request of each read, in the given order, under a limit; return the order in which they were sent."""
+    sent: list[int] = []
+    rates = NodeRates(None)
+
+    async def run() -> None:
+        location = Location("memory://b/k")
+        done = asyncio.Event()
+
+        def send(read: Read, place: int) -> None:
+            sent.append(read.number)
+            if len(sent) == len(reads):
+                done.set()
+
+        rates.change(location.partition, lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
+        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates)
+        limiter.note_refusal()
+        for read in reads:
+            assert not limiter.admits(read, 0)
+        await done.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    thread.join()
+    return sent
+
+
+def test_the_oldest_read_goes_first() -> None:
+    assert run_limiter(20.0, [Read(number) for number in (5, 3, 4, 1, 2)]) == [1, 2, 3, 4, 5]
+    assert is_throttled()
+
+
+def test_slow_start_widens_with_responses_and_time() -> None:
+    async def run() -> tuple[int, int]:
+        sent: list[int] = []
+        limiter = RateLimiter(
+            Location("memory://b/k"),
+            asyncio.get_running_loop(),
+            lambda read, place: sent.append(place),
+            128,
+            NodeRates(None),
+        )
+        admitted = sum(limiter.admits(Read(0), place) for place in range(100))  # type: ignore[arg-type]
+        limiter.note_response(1.0)
+        at_first = admitted + len(sent)
+        while len(sent) + admitted < 100:
+            await asyncio.sleep(0.01)
+        return admitted, at_first
+
+    assert asyncio.run(run()) == (rate_limiter.FIRST_WINDOW, rate_limiter.FIRST_WINDOW + 2)
+
+
+# Against a server
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RatedServer]:
     path = tmp_path_factory.mktemp("rated") / "data.bin"
@@ -131,62 +196,3 @@ def test_processes_without_a_shared_file_adapt_alone_and_the_report_says_so(
     alone = NodeRates(None)
     read(open_it(server))
     assert "(each process by itself)" in report()
-
-
-class Read:
-    over = False
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def run_limiter(limit: float, reads: list[Read]) -> list[int]:
-    """Admit one request of each read, in the given order, under a limit; return the order in which they were sent."""
-    sent: list[int] = []
-    rates = NodeRates(None)
-
-    async def run() -> None:
-        location = Location("memory://b/k")
-        done = asyncio.Event()
-
-        def send(read: Read, place: int) -> None:
-            sent.append(read.number)
-            if len(sent) == len(reads):
-                done.set()
-
-        rates.change(location.partition, lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
-        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates)
-        limiter.note_refusal()
-        for read in reads:
-            assert not limiter.admits(read, 0)
-        await done.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    thread.join()
-    return sent
-
-
-def test_the_oldest_read_goes_first() -> None:
-    assert run_limiter(20.0, [Read(number) for number in (5, 3, 4, 1, 2)]) == [1, 2, 3, 4, 5]
-    assert is_throttled()
-
-
-def test_slow_start_widens_with_responses_and_time() -> None:
-    async def run() -> tuple[int, int]:
-        sent: list[int] = []
-        limiter = RateLimiter(
-            Location("memory://b/k"),
-            asyncio.get_running_loop(),
-            lambda read, place: sent.append(place),
-            128,
-            NodeRates(None),
-        )
-        admitted = sum(limiter.admits(Read(0), place) for place in range(100))  # type: ignore[arg-type]
-        limiter.note_response(1.0)
-        at_first = admitted + len(sent)
-        while len(sent) + admitted < 100:
-            await asyncio.sleep(0.01)
-        return admitted, at_first
-
-    assert asyncio.run(run()) == (rate_limiter.FIRST_WINDOW, rate_limiter.FIRST_WINDOW + 2)

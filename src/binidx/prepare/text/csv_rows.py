@@ -37,7 +37,6 @@ class _RowLines:
 
     def __init__(self, stream: ByteStream, most: int) -> None:
         self._stream, self._most = stream, most
-        self.begin()
 
     def begin(self) -> None:
         """Begin a row."""
