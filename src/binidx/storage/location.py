@@ -100,13 +100,15 @@ class Location:
         return place_of(self.uri) if self._root is None else self._root.place
 
     @cached_property
-    def partition(self) -> str:
-        """Folder of the object, or its bucket where a limit of requests holds for a bucket, and the endpoint if set."""
+    def partitions(self) -> tuple[str, ...]:
+        """What may refuse requests together, each with the endpoint if one is set: the folder of the object, and its
+        bucket; only the bucket if the store says that a limit is of a bucket."""
         is_bucket = self.store.prices().doubling_seconds < math.inf
         given = self.options or {}
         named = (given.get("endpoint_url"), (given.get("client_kwargs") or {}).get("endpoint_url"))
         endpoints = {*named, *map(os.environ.get, ENDPOINT_VARIABLES)} - {None, ""}
-        return " ".join([self.place if is_bucket else self.uri.rpartition("/")[0], *sorted(map(str, endpoints))])
+        names = [self.place] if is_bucket else [self.uri.rpartition("/")[0], self.place]
+        return tuple(" ".join([name, *sorted(map(str, endpoints))]) for name in dict.fromkeys(names))
 
     @property
     def name(self) -> str:

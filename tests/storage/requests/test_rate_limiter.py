@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]
 
 class Read:
     over = False
+    limiter: RateLimiter
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -52,10 +54,11 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
             if len(sent) == len(reads):
                 done.set()
 
-        rates.change(location.partition, lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
-        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates)
+        rates.change(location.partitions[0], lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
+        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates=rates)
         limiter.note_refusal()
         for read in reads:
+            read.limiter = limiter
             assert not limiter.admits(read, 0)
         await done.wait()
 
@@ -78,9 +81,11 @@ def test_slow_start_widens_with_responses_and_time() -> None:
             asyncio.get_running_loop(),
             lambda read, place: sent.append(place),
             128,
-            NodeRates(None),
+            rates=NodeRates(None),
         )
-        admitted = sum(limiter.admits(Read(0), place) for place in range(100))  # type: ignore[arg-type]
+        read = Read(0)
+        read.limiter = limiter
+        admitted = sum(limiter.admits(read, place) for place in range(100))
         limiter.note_response(1.0)
         at_first = admitted + len(sent)
         while len(sent) + admitted < 100:
@@ -110,8 +115,10 @@ def read(reader: RemoteObject) -> None:
     assert [bytes(view) for view in reader.read(RANGES)] == [DATA[start:stop] for start, stop in RANGES]
 
 
-def rate_of(reader: RemoteObject) -> RequestRate:
-    found = node_rates().change(reader.location.partition, RequestRate, lambda rate, now: RequestRate(**vars(rate)))
+def rate_of(reader: RemoteObject, level: int = 0) -> RequestRate:
+    found = node_rates().change(
+        reader.location.partitions[level], RequestRate, lambda rate, now: RequestRate(**vars(rate))
+    )
     assert found is not None
     return found
 
@@ -149,6 +156,28 @@ def test_partitions_are_limited_each_by_itself(server: RatedServer) -> None:
     cold.read(RANGES[:10])
     assert rate_of(hot).is_limited
     assert not rate_of(cold).is_limited
+    assert not rate_of(hot, 1).is_limited, "one folder does not limit its bucket"
+
+
+def test_folders_that_share_a_limit_wait_together(server: RatedServer) -> None:
+    """The limit of a store is of what it divides, which need not be a folder: 60 folders refuse a few requests each."""
+    server.become(rate=100, burst_seconds=0.5)
+    readers = [open_it(server, f"c/{number}/data") for number in range(60)]
+    counts = []
+    with ThreadPoolExecutor(20) as threads:
+        for first in range(0, 25, 5):
+            list(threads.map(lambda reader, first=first: reader.read(RANGES[first : first + 5]), readers))
+            counts.append(server.counts()[""])
+    assert rate_of(readers[0], 1).is_limited
+    assert counts[-1]["granted"] == 60 * 5 * 5
+    assert counts[-1]["refused"] - counts[0]["refused"] < 60 * 5 * 4 / 10, "the first requests find the limit"
+
+
+def test_a_first_open_outlasts_refusals_for_as_long_as_outages(server: RatedServer) -> None:
+    """A store that refuses nine of ten requests exists: it is not given up after the deadline of an unknown one."""
+    server.become(random_share=0.95)
+    reader = open_it(server, "d/data", deadline_seconds=1, outage_seconds=120)
+    assert reader.size == len(DATA)
 
 
 def test_retry_after_delays_only_the_refused_request(server: RatedServer) -> None:

@@ -336,9 +336,12 @@ def test_no_request_is_sent_before_retry_after_or_the_end_of_patience(
 
 def test_a_store_that_never_answered_is_not_waited_for_and_one_that_did_is(patient: Scheduler) -> None:
     store = Store()
-    store.script = [HTTPStatusError(503)] * 1000
-    with pytest.raises(StorageError, match=r" 503, .*; deadline_seconds of "):
+    store.script = [HTTPStatusError(500)] * 1000
+    with pytest.raises(StorageError, match=r" 500, .*; deadline_seconds of "):
         patient.run(store.read(1, opening=True, deadline_seconds=0.3, outage_seconds=NEVER))
+    store.script = [HTTPStatusError(503)] * 1000  # a refusal is an answer: the store exists
+    with pytest.raises(StorageError, match=r" 503, .*; outage_seconds of "):
+        patient.run(store.read(1, opening=True, deadline_seconds=NEVER, outage_seconds=0.3))
     ANSWERED["memory://b"] = 0.0
     store.script = [ConnectionRefusedError("nobody there")] * 5
     assert patient.run(store.read(1, opening=True)) == [answer(1, 11)]

@@ -5,6 +5,10 @@
     unlimited      every request is sent at once; SHARED_COUNT outcomes are counted, then shared
     limited        requests wait in a line, the oldest read first; they are sent by tickets of `RequestRate`
 
+A store does not say what it limits: a folder, or all folders of a bucket. So each bucket has a limiter, too, which
+counts outcomes of folders without a limit, and of each only the first refusals: it is limited if several folders
+refuse some. Requests to folders without a limit of their own then wait in its line.
+
 A process takes tickets for CHUNK_SECONDS at a time and waits for these before it takes the next, so all processes that
 have waiting requests get equal parts. A refused request goes back to its place in the line.
 """
@@ -18,7 +22,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from binidx.errors import redacted
@@ -51,6 +55,9 @@ LONGEST_SLEEP = 0.25
 
 BUSY_SECONDS = 0.005
 """Time until a second try while another process changes a rate."""
+
+FEW_REFUSALS = 2.5
+"""Evidence of a folder up to which its refusals count for its bucket: two, so those of three folders limit a bucket."""
 
 THROTTLED_SECONDS = 1.0
 """Time for which a process counts as throttled after a request of it had to wait."""
@@ -87,10 +94,12 @@ class WaitingRead(Protocol):
     Attributes:
         number: order in which reads came.
         over: whether it has ended.
+        limiter: of its folder.
     """
 
     number: int
     over: bool
+    limiter: RateLimiter
 
 
 class RateLimiter:
@@ -100,10 +109,11 @@ class RateLimiter:
         location: an object of the partition.
         send: is called with a read and the number of its request that may be sent now.
         largest_window: requests in flight at which the slow start ends.
+        name: of the partition; that of the location's folder if it is None.
+        bucket: limiter of its bucket.
 
     Attributes:
-        in_flight: requests that were admitted or sent beside others, and have not ended.
-        is_limited: whether requests wait for tickets.
+        in_flight: requests that were admitted or sent beside others, and have not ended; of a bucket not counted.
         answered_at: when the store answered a process of the node last, as far as it is known.
     """
 
@@ -113,6 +123,8 @@ class RateLimiter:
         loop: asyncio.AbstractEventLoop,
         send: Callable[[Any, int], None],
         largest_window: int,
+        name: str | None = None,
+        bucket: RateLimiter | None = None,
         rates: NodeRates | None = None,
     ) -> None:
         prices = location.store.prices()
@@ -122,55 +134,76 @@ class RateLimiter:
         self._new = lambda: RequestRate(
             ceiling=ceiling, doubling_seconds=prices.doubling_seconds, first_limit=first_limit
         )
-        self._name, self._loop, self._send = location.partition, loop, send
+        self._name, self._loop, self._send, self._bucket = name or location.partitions[0], loop, send, bucket
         self._rates = rates or node_rates()
         self._line: list[tuple[int, int, WaitingRead]] = []
         first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
         self._widening = FLEET_GROWTH if num_nodes > 1 else 1.0
         self._window, self._largest_window = float(min(first, largest_window)), largest_window
+        if self._name != location.partitions[0]:
+            self._window = math.inf  # folders have their own
         self._has_answered = False
         self._served = self._refused = 0
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
-        self.in_flight, self.is_limited, self.answered_at = 0, False, -math.inf
+        self._is_limited, self._evidence = False, 0.0
+        self.in_flight, self.answered_at = 0, -math.inf
+
+    @property
+    def is_limited(self) -> bool:
+        """True if requests wait for tickets, of this partition or of its bucket."""
+        return self._is_limited or (self._bucket is not None and self._bucket.is_limited)
 
     def admits(self, read: WaitingRead, place: int) -> bool:
         """Return whether a request may be sent now; if not, it waits in the line."""
-        if not self.is_limited and self.in_flight < self._window:
+        if self._bucket is not None and self._bucket.is_limited and not self._is_limited:
+            return self._bucket.admits(read, place)
+        if not self._is_limited and self.in_flight < self._window:
             self.in_flight += 1
             return True
         heapq.heappush(self._line, (read.number, place, read))
         if self._timer is None:
-            self._advance() if self.is_limited else self._wait_for_window()
+            self._advance() if self._is_limited else self._wait_for_window()
         return False
 
     @property
     def is_throttling(self) -> bool:
         """True while requests wait in the line because the rate is limited."""
-        return self.is_limited and bool(self._line)
+        is_throttling = self._is_limited and bool(self._line)
+        return is_throttling or (self._bucket is not None and self._bucket.is_throttling)
 
     def holds(self, read: WaitingRead) -> bool:
         """Return whether a request of a read waits in the line."""
-        return any(waiting is read for _, _, waiting in self._line)
+        return any(waiting is read for _, _, waiting in self._line) or bool(self._bucket and self._bucket.holds(read))
 
     def note_response(self, now: float) -> None:
         """Count a request that ended with a response."""
         self.answered_at = now
-        self._served += 1
         self._has_answered = True
         if self._window < self._largest_window:
             self._window += self._widening
-        if self._served >= SHARED_COUNT and not self.is_throttling:
-            self._advance()
+        for counter in self._counters():
+            counter._served += 1
+            if counter._served >= SHARED_COUNT and not counter.is_throttling:
+                counter._advance()
         self.note_end()
 
     def note_refusal(self) -> None:
         """Count a request that ended with a refusal."""
-        self._refused += 1
         self._window = max(1.0, self._window - 1)
-        self._advance()
+        for counter in self._counters():
+            if counter is self or counter.is_limited or (not self._is_limited and self._evidence < FEW_REFUSALS):
+                counter._refused += 1
+                counter._advance()
+            self.answered_at = max(self.answered_at, counter.answered_at)
         self.note_end()
+
+    def _counters(self) -> Sequence[RateLimiter]:
+        """Return the limiters that count an outcome: those that are limited, or all."""
+        if self._bucket is None or self._is_limited:
+            return (self,)
+        return (self._bucket,) if self._bucket.is_limited else (self, self._bucket)
 
     def note_end(self) -> None:
         """Count a request that ended in any way."""
@@ -178,12 +211,12 @@ class RateLimiter:
         self._send_window()
 
     def _send_window(self) -> None:
-        while self._line and not self.is_limited and self.in_flight < self._window:
+        while self._line and not self._is_limited and self.in_flight < self._window:
             self._send_oldest()
 
     def _send_oldest(self) -> None:
         _, place, read = heapq.heappop(self._line)
-        self.in_flight += 1
+        read.limiter.in_flight += 1
         self._send(read, place)
 
     def _advance(self) -> None:
@@ -198,7 +231,7 @@ class RateLimiter:
         for _ in range(num_due):
             self._send_oldest()
         self._send_window()
-        if not (self._line and self.is_limited):
+        if not (self._line and self._is_limited):
             self._counted_at = math.inf
         elif self._timer is None:
             self._timer = self._loop.call_later(seconds, self._advance)
@@ -219,7 +252,8 @@ class RateLimiter:
         """Return how many requests are due, and the seconds until the next one is."""
         rate.note(now, self._served, self._refused, wall=time.time())
         self._served = self._refused = 0
-        self.is_limited, self.answered_at = rate.is_limited, max(self.answered_at, rate.answered_at)
+        self._is_limited, self._evidence = rate.is_limited, rate.evidence
+        self.answered_at = max(self.answered_at, rate.answered_at)
         num_due, self._num_tickets = 0, self._num_tickets if rate.is_limited else 0
         self._count_waiting(rate, now)
         while rate.is_limited and num_due < len(self._line):

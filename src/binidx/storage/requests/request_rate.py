@@ -14,7 +14,7 @@ so a client above its part shrinks, and one below it grows. What a client knows 
 saw, so the memory is a share of the limit's age: the gain of stochastic approximation. 40 clients differ by a tenth
 after 10 minutes, which is what 100 refusals can tell.
 
-**More than usual**: the cumulative sum of the log-likelihood that refusals are `EXCESS` times the usual ones, at least 0.
+**More than usual**: the cumulative sum of the log-likelihood that refusals are `EXCESS` times the usual ones, >= 0.
 
 **Test.** Two shares of refusals are compared as they come: are they equal, or is the one at the lower rate a quarter?
 At 0.9 x the goodput refusals of a store with a limit end, and nothing is lost. Where they go on, the rate is halved.

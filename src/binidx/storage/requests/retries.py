@@ -9,8 +9,8 @@
     no response from a store that never sent one        four tries: it may not exist
     404, 403, 412, 416, certificates, the rest          one try
 
-A store that never sent a good response has until the deadline to end its outage. A 404 of an object that was opened,
-and that a HEAD request still finds, counts as malformed.
+A store that never sent a response, not even a refusal, has until the deadline to end its outage. A 404 of an object
+that was opened, and that a HEAD request still finds, counts as malformed.
 
 The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s,
 and are as long as Retry-After demands. Without jitter all clients of a store that was down for a moment would return
@@ -117,12 +117,10 @@ def patience_of(store: str, history: History, began: float, settings: ReadSettin
         store: `Location.place` of the object.
         began: begin of the outage.
     """
+    if is_refusal(history.failures[-1][1]):  # an answer, if the first one of the store
+        return max(began, ANSWERED.get(store, began)), settings.patience_seconds
     patience = settings.patience_seconds
-    if history.opening:
-        patience = min(patience, settings.deadline_seconds)
-    if is_refusal(history.failures[-1][1]):
-        began = max(began, ANSWERED.get(store, began))
-    return began, patience
+    return began, min(patience, settings.deadline_seconds) if history.opening else patience
 
 
 def warn_of_outage(store: str, error: Exception, began: float, patience: float) -> None:

@@ -88,7 +88,7 @@ class ReadRequests:
         *,
         opening: bool = False,
     ) -> None:
-        self.location, self.uri, self.store, self.partition = location, location.uri, location.place, location.partition
+        self.location, self.uri, self.store = location, location.uri, location.place
         self.number = 0
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
@@ -241,11 +241,18 @@ class Scheduler:
 
     def _submit(self, read: ReadRequests) -> None:
         read.number = next(self._numbers)
-        if read.partition not in self._limiters:
-            self._limiters[read.partition] = RateLimiter(read.location, self.loop, self._admit, self.limit)
-        read.limiter = self._limiters[read.partition]
+        read.limiter = self._limiters.get(read.location.partitions[0]) or self._open_limiter(read.location)
         self._queue.append(read)
         self._pump()
+
+    def _open_limiter(self, location: Location) -> RateLimiter:
+        """Return the limiter of an object's folder, which is opened after that of its bucket."""
+        bucket, *folder = reversed(location.partitions)
+        limiter = self._limiters.get(bucket) or RateLimiter(location, self.loop, self._admit, self.limit, bucket)
+        self._limiters[bucket] = limiter
+        for name in folder:
+            limiter = self._limiters[name] = RateLimiter(location, self.loop, self._admit, self.limit, name, limiter)
+        return limiter
 
     def _admit(self, read: ReadRequests, place: int) -> None:
         """Queue a request that waited for its limiter."""
@@ -345,7 +352,7 @@ class Scheduler:
         elif history.hedges_in_flight:
             history.hedges_in_flight -= 1  # the other one may still succeed
         elif (seconds := read.pause(history, now := self.loop.time())) is None:
-            setting = "deadline_seconds" if history.opening else "outage_seconds"
+            setting = "outage_seconds" if is_refusal(error) or not history.opening else "deadline_seconds"
             self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began, setting))
         else:
             self.loop.call_later(seconds, self._ask_again, read, place)
