@@ -4,18 +4,16 @@ Under torch.distributed, the ranks exchange these keys through the key-value sto
 
     {key}/first     digest of the values of the first rank that compares, and its name
     {key}/fields    these values: the order, options and arrays of datasets, or the versions of their data
-    vote/{rank}     host, claimed data-parallel rank, and digests of each rank: for messages
     claims/{rank}   number of ranks that claim a data-parallel rank
-    {key}/text      names of the minority, from the votes
+    first/{rank}    name of the first of them
 
-A rank whose digest is not that of the first one raises. The first rank that does waits for the votes of all, at most
-VOTE_SECONDS, and names the minority for the others, also if a rank of the minority came first.
+A rank whose digest is not that of the first one raises, and names both: either may be the one that is wrong.
 
 A claim is refused if more ranks make it than world size / data-parallel size. If every rank has a loader, each
 data-parallel rank is then claimed equally often, and none is missing. Ranks without a loader leave room for claims that
 cannot be distinguished from right ones, such as with Megatron's tensor parallelism.
 
-Cost: three requests a build and rank, and four a loader; one more for local data.
+Cost: two requests a build and rank, and four a loader; one more for local data.
 
 Source: ours.
 """
@@ -25,9 +23,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass
 from datetime import timedelta
 from inspect import get_annotations
@@ -66,11 +62,8 @@ TOKENIZER_FIELDS = ("unique_identifiers", "eod", "pad", "eos", "bos", "cls", "se
 NUM_PROBES, PROBE_BYTES = 4, 1024
 """Number and size of the pieces of a local `.bin` that ranks compare, at equal distances."""
 
-VOTE_SECONDS = 5.0
-"""Time for which a rank that differs waits for the votes of the others, to name the minority."""
-
-MAX_DIFFERENCES, MAX_NAMED = 3, 8
-"""Largest numbers of differing fields, and of ranks, in one message."""
+MAX_DIFFERENCES = 3
+"""Largest number of differing fields in one message."""
 
 CLAIM_REMEDY = (
     "give each replica of the model a data-parallel rank of its own: binidx.find_topology(), with tensor, pipeline "
@@ -102,15 +95,12 @@ def compare_with_ranks(
         data_parallel: data-parallel rank and size that this rank claims; None: not compared.
 
     Raises:
-        PeerError: fields differ; names the minority of the ranks, the fields, and the values of both sides. Or too many
-            ranks claim one data-parallel rank, or some can have no rank; names the ranks.
+        PeerError: fields differ; names this rank, the first one, the fields and both values. Or too many ranks claim
+            one data-parallel rank; names this rank and the first of them.
     """
-    if (group := group_store(f"binidx/{name}")) is None:
+    if not datasets or (group := group_store(f"binidx/{name}")) is None:
         return
     comparison = Comparison(f"{subject} on {name_rank(group[1])}", *group)
-    if not datasets:
-        comparison.vote({})
-        return
     versions: dict[str, Any] = {"library": library_version(), "algorithm": ALGORITHM}
     versions |= {} if data_parallel is None else {"data_parallel_size": data_parallel[1]}
     orders = {key: identify(dataset) for key, dataset in datasets.items()}
@@ -122,23 +112,17 @@ def compare_with_ranks(
     compared[_digest(json.dumps(sorted(data)))] = [data, {"bin": bins}]
     if all(local_path(uri) is not None for uri in data):
         compared["local"] = [{"bin": [data[uri] for uri in bins]}]
-    comparison.vote(compared, data_parallel)
     for key, values in compared.items():
         comparison.compare(key, values)
     if data_parallel is not None:
         comparison.check_claim(data_parallel)
 
 
-Votes = Mapping[int, tuple[str, int | None, Mapping[str, str]]]
-"""By rank: its host, the data-parallel rank that it claims, and the digest of its values under each key."""
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Comparison of JSON values of this rank with those of the others.
 
-    The first rank stores its values, the others compare their digest: a request each. Votes serve messages: a rank that
-    differs, or claims a claimed data-parallel rank, waits for the votes of all to name the minority.
+    The first rank stores its values, the others compare their digest: a request each.
 
     Args:
         subject: beginning of messages.
@@ -151,13 +135,6 @@ class Comparison:
     store: GroupStore
     rank: int
     size: int
-
-    def vote(self, compared: Mapping[str, Any], data_parallel: tuple[int, int] | None = None) -> None:
-        """Store the digests of this rank's values, and the data-parallel rank that it claims."""
-        digests = {key: _digest(json.dumps(values, default=str)) for key, values in compared.items()}
-        claim = data_parallel[0] if data_parallel else None
-        with store_errors():
-            self.store.set(f"vote/{self.rank}", json.dumps([socket.gethostname(), claim, digests]))
 
     def compare(self, key: str, values: list[Any]) -> None:
         """Raise PeerError if the first rank has other values under this key."""
@@ -172,7 +149,6 @@ class Comparison:
                 return
             self.store.wait([f"{key}/fields"], timedelta(seconds=FIELDS_SECONDS))
             theirs = json.loads(self.store.get(f"{key}/fields"))
-            sides = self._describe_once(key, lambda votes: describe_sides(votes, key))
         pairs = zip(json.loads(text), theirs, strict=True)
         differences = itertools.chain.from_iterable(list_field_differences(ours, other) for ours, other in pairs)
         listed = "; ".join(
@@ -180,71 +156,23 @@ class Comparison:
             for field, ours, other in itertools.islice(differences, MAX_DIFFERENCES)
         )
         way = "start all ranks with the same options and data"
-        raise PeerError(f"{self.subject}: ranks disagree ({listed}); {sides}; {way}")
+        raise PeerError(f"{self.subject}: ranks disagree ({listed}); {way}")
 
     def check_claim(self, data_parallel: tuple[int, int]) -> None:
         """Raise PeerError if this data-parallel rank has too many ranks already, or there are too few for all."""
+        rank, own = data_parallel[0], name_rank(self.rank)
         with store_errors():
-            count = self.store.add(f"claims/{data_parallel[0]}", 1)
-            # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
-            if count * data_parallel[1] <= self.size:
-                if (count, data_parallel[0]) == (2, 0):
-                    logger.info(SHARED, self.size // data_parallel[1], data_parallel[1])
-                return
-            claims = self._describe_once("claims", lambda votes: describe_claims(votes, data_parallel[1], self.size))
-        group = f"data_parallel_size {data_parallel[1]} in a group of {self.size} ranks"
-        raise PeerError(f"{self.subject}: {group}, {claims}; {CLAIM_REMEDY}")
-
-    def _describe_once(self, key: str, describe: Callable[[Votes], str]) -> str:
-        """Return a text about the votes, which one rank makes for all that ask."""
-        if self.store.add(f"{key}/asking", 1) == 1:
-            self.store.set(f"{key}/text", describe(self._await_votes()))
-        self.store.wait([f"{key}/text"], timedelta(seconds=FIELDS_SECONDS))
-        text: str = self.store.get(f"{key}/text").decode()
-        return text
-
-    def _await_votes(self) -> Votes:
-        """Return the votes by rank: of all ranks, or of those that vote in time."""
-        keys, deadline = [f"vote/{rank}" for rank in range(self.size)], time.monotonic() + VOTE_SECONDS
-        while not self.store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        voted = [rank for rank, key in enumerate(keys) if self.store.check([key])]
-        return {rank: json.loads(self.store.get(keys[rank])) for rank in voted}
-
-
-def describe_sides(votes: Votes, key: str) -> str:
-    """Return a text that names the ranks that differ from most others, in any order of arrival."""
-    sides: dict[str, list[str]] = {}
-    for rank, (host, _, digests) in votes.items():
-        if key in digests:
-            sides.setdefault(digests[key], []).append(f"{rank} ({host})")
-    *others, largest = sorted(sides.values(), key=len)
-    differing = list(itertools.chain.from_iterable(others))
-    total = len(differing) + len(largest)
-    if len(largest) <= total / 2:
-        return f"of {total} ranks, " + " differ from ".join(map(_join_ranks, [largest, *others]))
-    verb, rest = "differs" if len(differing) == 1 else "differ", f"the {len(largest)} others"
-    return f"{_join_ranks(differing)} of {total} {verb} from {rest if len(largest) > 1 else 'the other'}"
-
-
-def describe_claims(votes: Votes, data_parallel_size: int, size: int) -> str:
-    """Return a text that names the ranks that claim one data-parallel rank, and the data-parallel ranks of no rank."""
-    claims: dict[int, list[str]] = {number: [] for number in range(data_parallel_size)}
-    for rank, (host, claim, _) in votes.items():
-        if claim in claims:
-            claims[claim].append(f"{rank} ({host})")
-    most = max(1, size // data_parallel_size)
-    crowded = (f"{_join_ranks(ranks)} claim {number}" for number, ranks in claims.items() if len(ranks) > most)
-    missing = [str(number) for number, ranks in claims.items() if not ranks]
-    more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
-    none = [f"none claims {', '.join(missing[:MAX_NAMED])}{more}"] if missing else []
-    return ", ".join([*itertools.islice(crowded, MAX_DIFFERENCES), *none])
-
-
-def _join_ranks(ranks: Sequence[str]) -> str:
-    """Return ranks as text; of many the first, and their number."""
-    more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:MAX_NAMED])}{more}"
+            first = self.store.compare_set(f"first/{rank}", "", own).decode()
+            count = self.store.add(f"claims/{rank}", 1)
+        # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
+        most = self.size // data_parallel[1]
+        if count > most:
+            group = f"data_parallel_size {data_parallel[1]} in a group of {self.size} ranks"
+            found = f"found {count} of data-parallel rank {rank}, {first} first, need at most {most}"
+            problem = found if most else "found fewer ranks than data-parallel ranks"
+            raise PeerError(f"{self.subject}: {group}: {problem}; {CLAIM_REMEDY}")
+        if (count, rank) == (2, 0):
+            logger.info(SHARED, most, data_parallel[1])
 
 
 def _digest(text: str) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.assemble.text_and_images import BlackImageAssemble, MultimodalDatasetConfig
-from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
+from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
@@ -107,13 +108,8 @@ class MockGPTDataset(GPTDataset):
 
     Samples are those of `GPTDataset`. Indices are not cached; building them takes 2 ms.
 
-    Args:
-        dataset: the made-up sequences.
-        dataset_path: None.
-        indices: sequences of the split, shape (num_in_split,) int32.
-        num_samples: minimum number of samples; None is one epoch.
-        index_split: the split.
-        config: `GPTDatasetConfig` without a blend.
+    The arguments are those of `MegatronDataset`, as in Megatron Core: `dataset` is a `MockGPTLowLevelDataset`,
+    `dataset_path` is None, and `config` is a `GPTDatasetConfig` without a blend.
 
     Example:
         >>> builder = binidx.BlendedMegatronDatasetBuilder(
@@ -126,17 +122,7 @@ class MockGPTDataset(GPTDataset):
 
     RECORDED_NAME: ClassVar[str] = "MockGPTDataset"
 
-    def __init__(
-        self: GPTDataset,
-        dataset: MockGPTLowLevelDataset,
-        dataset_path: str | None,
-        indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: GPTDatasetConfig,
-    ) -> None:
-        # Not super(): `MockMultimodalDataset` has this constructor, too.
-        GPTDataset.__init__(self, dataset, dataset_path, indices, num_samples, index_split, config)
+    __init__ = MegatronDataset.__init__  # with the names of its arguments
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> MockGPTLowLevelDataset:
@@ -170,7 +156,7 @@ class MockMultimodalDataset(GPTDataset):
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
 
-    __init__ = MockGPTDataset.__init__
+    __init__ = MegatronDataset.__init__
     build_low_level_dataset = staticmethod(MockGPTDataset.build_low_level_dataset)
 
     def assemble_for(self, config: MultimodalDatasetConfig) -> Assemble:
