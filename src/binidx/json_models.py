@@ -171,24 +171,19 @@ def _parse_float(text: str) -> float:
 
 
 def _reworded(text: str, value: Any) -> str:
-    """Return msgspec's message `text` as path, problem and found value: `$.a[0]: expected int (found 'x')`."""
-    problem, where, place = text.rpartition(" - at `")
-    problem, path = (problem, place.replace("`", "")) if where else (text, "$")
-    problem = problem.replace("`", "").replace("Object missing", "missing")
+    """Return msgspec's message as path, problem and found value: `$.a[0]: expected int (found 'x')`.
+
+    The value is missing if the path leads through a mapping, whose key msgspec omits.
+    """
+    problem, _, path = text.replace("`", "").partition(" - at ")
     if problem.startswith("Expected"):
-        expected, _, found_type = problem.partition(", got ")
-        found = _found(value, path) or found_type
-        problem = expected.replace("Expected", "expected") + (f" (found {found})" if found else "")
-    return f"{path}: {problem}"
-
-
-def _found(value: Any, path: str) -> str:
-    """Return as text the value at a path of msgspec; "" if the path leads through a mapping, whose key it omits."""
-    if re.fullmatch(r"\$(\.\w+|\[\d+\])*", path) is None:
-        return ""
-    for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        value = value[name] if name else value[int(place)]
-    return _short(value)
+        problem, _, found = problem.replace("Expected", "expected").partition(", got ")
+        if re.fullmatch(r"(\$(\.\w+|\[\d+\])*)?", path):
+            for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+                value = value[name] if name else value[int(place)]
+            found = _short(value)
+        problem += f" (found {found})" if found else ""
+    return f"{path or '$'}: {problem.removeprefix('Object ')}"
 
 
 def _short(value: Any) -> str:
@@ -211,7 +206,7 @@ def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str
         made: `value`, decoded.
         path: of `value`.
     """
-    inside: Iterable[tuple[Any, Any, Any]]
+    inside: Iterable[tuple[Any, Any, Any]] = ()
     if made is value:  # of type Any
         return
     if isinstance(made, (list, tuple)):
@@ -223,8 +218,6 @@ def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str
         known = [each.name for each in fields(kind) if each.init]
         yield from ((path, name, known) for name in sorted(value.keys() - known))
         inside = [(name, value[name], getattr(made, name)) for name in known if name in value]
-    else:
-        return
     for name, given, each in inside:
         if type(given) in (dict, list):
             step = f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}"

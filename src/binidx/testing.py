@@ -28,8 +28,8 @@ from binidx.order.order_contract import check_order as check_order
 from binidx.order.order_contract import require
 from binidx.storage.adapters import InMemory
 from binidx.storage.cache.disk_cache import check_content
-from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.ranges import as_block_reader, as_composite, as_concurrent, as_mapped
+from binidx.storage.interfaces import ConcurrentReader, MappedReader, Range, RangeReader
+from binidx.storage.ranges import as_block_reader, as_capability, as_composite
 from binidx.storage.store_protocols import (
     BlockingStore,
     ComposingStore,
@@ -176,7 +176,7 @@ def check_empty_object(reader: RangeReader) -> None:
 
 def check_mapped_reader(reader: RangeReader) -> None:
     """Check the contract of `MappedReader`, if the reader is one, over an object with the content CONTENT."""
-    mapped = as_mapped(reader)
+    mapped = as_capability(reader, MappedReader)
     if mapped is None:
         return
     assert_reads(reader, [(0, reader.size)])
@@ -203,7 +203,7 @@ def check_composite_reader(reader: RangeReader) -> None:
 
 def check_concurrent_reader(reader: RangeReader) -> None:
     """Check the contract of `ConcurrentReader`, if the reader is one, over an object with the content CONTENT."""
-    concurrent = as_concurrent(reader)
+    concurrent = as_capability(reader, ConcurrentReader)
     if concurrent is None:
         return
     one, two = random_reads(seed=10, count=2)

@@ -74,7 +74,7 @@ def test_what_binidx_did_not_write_stays(state: Path, capsys: pytest.CaptureFixt
     assert {*os.listdir("cache")} == {*foreign, *megatron}
 
 
-def test_indices_of_other_versions_go_with_those_they_share_arrays_with(
+def test_the_index_of_another_version_goes_with_the_one_of_its_name(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [manifest] = Path("cache").glob("11a29178f75c362c51c662b114819238-*-train-binidx.json")

@@ -29,7 +29,7 @@ from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
 from binidx.storage.interfaces import MappedReader, Range, RangeReader, VersionMark
 from binidx.storage.location import Location
-from binidx.storage.ranges import as_mapped, read_many
+from binidx.storage.ranges import as_capability, read_many
 from binidx.storage.stores.identity import DATES_OFF, check_same, describe_mark, is_rewritten
 from binidx.storage.stores.local import mark_to_pickle
 
@@ -255,7 +255,7 @@ class SequencesInFiles(StoredTokens):
     @cached_property
     def mapped_reader(self) -> MappedReader | None:
         """Reader of the `.bin` if C can read its mapped bytes, else None."""
-        return as_mapped(self.bin_reader)
+        return as_capability(self.bin_reader, MappedReader)
 
     @cached_property
     def sequences(self) -> Sequences:

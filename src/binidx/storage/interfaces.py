@@ -9,8 +9,8 @@
     LayeredReader      read through another reader                     caches, codecs, checksums
     MarkedReader       tell the mark to which reads are pinned         local files, remote objects
 
-A capability is a Protocol beside `RangeReader`. Each is queried by one function of `ranges`: `as_mapped`,
-`as_composite`, `as_concurrent`, `as_block_reader`, `stored_reader` and `version_marks`.
+A capability is a Protocol beside `RangeReader`. It is queried by functions of `ranges`: `as_capability`,
+and its short forms `as_block_reader` and `as_composite`; `stored_reader` and `version_marks`.
 """
 
 from __future__ import annotations

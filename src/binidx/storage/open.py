@@ -42,9 +42,9 @@ from binidx.storage.codecs.segments import (
     joined_table,
     stored_pieces,
 )
-from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
+from binidx.storage.interfaces import Bytes, MappedReader, Range, RangeReader, Writer
 from binidx.storage.location import Location, Where
-from binidx.storage.ranges import as_block_reader, as_mapped, cut
+from binidx.storage.ranges import as_block_reader, as_capability, cut
 from binidx.storage.requests.remote_object import (
     MAX_REQUEST,
     Found,
@@ -375,7 +375,7 @@ def stream(reader: RangeReader, stop: int | None = None, *, start: int = 0) -> I
 
 def read_whole(reader: RangeReader) -> memoryview:
     """Return all bytes of an object: a view of the map if it is mapped, else of one buffer, filled part by part."""
-    if as_mapped(reader):
+    if as_capability(reader, MappedReader):
         return reader.read([(0, reader.size)])[0]
     buffer, filled = memoryview(bytearray(reader.size)), 0
     for part in stream(reader):

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from binidx.errors import ShortReadError
 from binidx.storage.interfaces import (
@@ -34,10 +34,11 @@ from binidx.storage.interfaces import (
     Piece,
     Range,
     RangeReader,
-    SealableReader,
     VersionMark,
 )
 from binidx.storage.threads import READS
+
+Capability = TypeVar("Capability")
 
 
 def check_ranges(uri: str, size: int, ranges: Sequence[Range]) -> None:
@@ -138,10 +139,10 @@ def read_many(reads: Reads) -> list[list[memoryview]]:
         pending: dict[int, PendingRead] = {}
         blocking = []
         for number, (reader, ranges) in enumerate(reads):
-            mapped = as_mapped(reader)
+            mapped = as_capability(reader, MappedReader)
             if not ranges or (mapped and mapped.is_complete()):
                 continue
-            concurrent = as_concurrent(reader)
+            concurrent = as_capability(reader, ConcurrentReader)
             read = concurrent.begin(ranges) if concurrent else None
             if read is None:
                 blocking.append(number)
@@ -187,36 +188,21 @@ def provides(reader: object, capability: Any) -> bool:
     return _provided[key]
 
 
-def as_mapped(reader: RangeReader) -> MappedReader | None:
-    """Return the reader if it is a `MappedReader`, else None."""
-    return cast("MappedReader", reader) if provides(reader, MappedReader) else None
-
-
-def as_composite(reader: RangeReader) -> CompositeReader | None:
-    """Return the reader if it is a `CompositeReader`, else None."""
-    return cast("CompositeReader", reader) if provides(reader, CompositeReader) else None
-
-
-def as_concurrent(reader: RangeReader) -> ConcurrentReader | None:
-    """Return the reader if it is a `ConcurrentReader`, else None."""
-    return cast("ConcurrentReader", reader) if provides(reader, ConcurrentReader) else None
-
-
-def as_block_reader(reader: RangeReader) -> BlockReader | None:
-    """Query the capability `BlockReader`.
+def as_capability(reader: RangeReader, capability: type[Capability]) -> Capability | None:
+    """Return the reader if its class has a capability, else None.
 
     Args:
         reader: any reader.
-
-    Returns:
-        The reader if it is a `BlockReader`, else None.
+        capability: a Protocol of `interfaces`.
     """
-    return cast("BlockReader", reader) if provides(reader, BlockReader) else None
+    return cast(Capability, reader) if provides(reader, capability) else None
 
 
-def as_sealable(reader: RangeReader) -> SealableReader | None:
-    """Return the reader if it is a `SealableReader`, else None."""
-    return cast("SealableReader", reader) if provides(reader, SealableReader) else None
+as_block_reader = functools.partial(as_capability, capability=BlockReader)
+"""Query of `BlockReader`, which tests of codecs elsewhere call, too."""
+
+as_composite = functools.partial(as_capability, capability=CompositeReader)
+"""Query of `CompositeReader`."""
 
 
 def stored_reader(reader: RangeReader) -> RangeReader:

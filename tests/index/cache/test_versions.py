@@ -56,8 +56,7 @@ def test_versions_that_start_in_turn_build_once_each(changed: str, state: Path) 
         assert start(NEXT, changed, "runs/run.json") == {**first, "built": 0}
     after = contents(state / "cache")
     assert {name: after[name] for name in before} == before
-    new = {name.partition("-")[2] for name in after.keys() - before.keys() if name.endswith(".npy")}
-    assert new == ({f"GPTDataset-{split}-4-shuffle_index.npy" for split in ("train", "valid")} if changed else set())
+    assert all("-4-" in name for name in after.keys() - before.keys())
 
 
 def test_the_version_that_comes_first_is_left_alone_by_the_earlier_one(state: Path) -> None:
@@ -71,18 +70,19 @@ def test_the_version_that_comes_first_is_left_alone_by_the_earlier_one(state: Pa
     assert start(THIS, "", "runs/run.json") == {**this, "built": 0}
 
 
-def test_a_shared_array_that_is_lost_is_built_again_by_each_version_for_itself(state: Path) -> None:
+def test_an_array_that_is_lost_is_built_again_by_its_version_alone(state: Path) -> None:
     this = start(THIS, "", "runs/run.json")
     first = start(NEXT, "", "runs/run.json")
     for path in (state / "cache").glob("*-GPTDataset-train-sample_index.npy"):
         os.unlink(path)
-    assert start(NEXT, "", "runs/run.json")["digests"] == first["digests"]
     assert start(NEXT, "", "runs/run.json") == {**first, "built": 0}
-    assert start(THIS, "", "runs/run.json")["digests"] == this["digests"]
-    assert start(THIS, "", "runs/run.json") == {**this, "built": 0}
+    again = start(THIS, "", "runs/run.json")
+    assert again["built"] > 0
+    assert again["digests"] == this["digests"]
+    assert start(THIS, "", "runs/run.json") == this
 
 
-def test_versions_share_equal_arrays_in_a_store(
+def test_versions_have_indices_of_their_own_in_a_store(
     state: Path, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = f"{s3.fresh()}/cache"
@@ -96,5 +96,5 @@ def test_versions_share_equal_arrays_in_a_store(
     assert start(NEXT, "", "runs/stored.json") == {**first, "built": 0}
     fs = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=s3.server.endpoint)
     names = {path.rpartition("/")[2] for path in fs.find(cache)}
-    assert not any("-4-" in name and name.endswith(".npy") for name in names)
-    assert any(name.endswith("-4-binidx.json") for name in names)
+    unnumbered = {name for name in names if "-binidx-" not in name and "-4-" not in name}
+    assert {name.replace("-4-", "-") for name in names - unnumbered if "-binidx-" not in name} == unnumbered

@@ -269,7 +269,8 @@ class IndexCache:
         """
         files = self.files
         try:
-            contents = {name: read_cached(files.array_file(name, shared=True))[0] for name in names}
+            # Megatron's names have no number of algorithms.
+            contents = {name: read_cached(files.directory / f"{files.name}-{name}.npy")[0] for name in names}
         except ObjectNotFoundError:
             return None
         try:
@@ -322,17 +323,15 @@ class IndexCache:
         self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
-        arrays = self.files.share_arrays(writer.stored)
         manifest = Manifest(
             library=library_version(),
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),
             order=order.fields if order else None,
-            arrays=arrays,
+            arrays=writer.stored,
         )
         self.files.write(MANIFEST, format_manifest(manifest))
-        self.files.remove_unused_arrays(arrays)
         self.files.remove_staging_files()
 
 

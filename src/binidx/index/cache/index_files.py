@@ -20,7 +20,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -30,7 +30,7 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.index.cache.manifest import ALGORITHM, UNNUMBERED, Manifest, StoredArray, parse_manifest
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.interfaces import FileVersion
@@ -40,7 +40,7 @@ from binidx.storage.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.storage.ranges import read_many, stored_reader
 from binidx.storage.requests.remote_object import Found, read_small, recorded_object
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import delete_object, write_object
+from binidx.storage.writing.publish import write_object
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -119,7 +119,7 @@ class IndexFiles:
     """Files of one index, `{directory}/{name}-{suffix}`.
 
     A version with other algorithms than UNNUMBERED writes `{directory}/{name}-{ALGORITHM}-{suffix}`, so that it and the
-    version before it replace no file of each other. Its manifest refers to arrays of the other one that are equal.
+    version before it replace no file of each other.
 
     Args:
         directory: created where the store has directories.
@@ -129,13 +129,13 @@ class IndexFiles:
     directory: Location
     name: str
 
-    def file(self, suffix: str, *, shared: bool = False) -> Location:
-        """Return the location of a file: of this version, or the one without a number in its name, if it is shared."""
-        number = "" if shared or ALGORITHM == UNNUMBERED else f"-{ALGORITHM}"
+    def file(self, suffix: str) -> Location:
+        """Return the location of a file of this version."""
+        number = "" if ALGORITHM == UNNUMBERED else f"-{ALGORITHM}"
         return self.directory / f"{self.name}{number}-{suffix}"
 
-    def array_file(self, name: str, *, shared: bool = False) -> Location:
-        return self.file(f"{name}.npy", shared=shared)
+    def array_file(self, name: str) -> Location:
+        return self.file(f"{name}.npy")
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
@@ -144,42 +144,16 @@ class IndexFiles:
     def write(self, suffix: str, data: bytes) -> None:
         write_object(self.file(suffix), [data], durable=False)
 
-    def read_manifest(self, *, shared: bool = False) -> Manifest | None:
+    def read_manifest(self) -> Manifest | None:
         """Return the manifest; None if it does not exist.
-
-        Args:
-            shared: see `file`.
 
         Raises:
             FormatError: it is damaged.
             StorageError: it cannot be read.
         """
-        file = self.file(MANIFEST, shared=shared)
+        file = self.file(MANIFEST)
         data = read_small(file)
         return None if data is None else parse_manifest(data, file.uri)
-
-    def share_arrays(self, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-        """Return the entries of arrays just written, of those that are equal in the version UNNUMBERED its own."""
-        others: Mapping[str, StoredArray] = {}
-        if ALGORITHM != UNNUMBERED:
-            with contextlib.suppress(FormatError, StorageError):
-                manifest = self.read_manifest(shared=True)
-                others = {} if manifest is None else manifest.arrays
-        shared = {}
-        for name, stored in arrays.items():
-            if name in others and others[name].xxh3_64 == stored.xxh3_64:
-                with contextlib.suppress(FormatError, StorageError):
-                    entry = replace(others[name], shared=True)
-                    self.read_array(name, entry)  # it is there, and has these bytes
-                    shared[name] = entry
-        return {**arrays, **shared}
-
-    def remove_unused_arrays(self, arrays: Mapping[str, StoredArray]) -> None:
-        """Remove the files of arrays in the place of which shared ones are used; never raises."""
-        for name, stored in arrays.items():
-            if stored.shared:
-                with contextlib.suppress(StorageError, OSError):
-                    delete_object(self.array_file(name))
 
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
@@ -213,7 +187,7 @@ class IndexFiles:
             name: of the array.
             stored: its entry in the manifest.
         """
-        cached, file = None, self.array_file(name, shared=stored.shared)
+        cached, file = None, self.array_file(name)
         # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
         if (identity := recorded_object(file.uri, stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
@@ -248,7 +222,7 @@ class IndexFiles:
         arrays = {}
         for name in names:
             stored = manifest.arrays[name]
-            recorded = recorded_object(self.array_file(name, shared=stored.shared).uri, stored.identity)
+            recorded = recorded_object(self.array_file(name).uri, stored.identity)
             if recorded is None and not local:
                 return None
             arrays[name] = self._open_array(name, stored, recorded)
@@ -260,7 +234,7 @@ class IndexFiles:
         return manifest, arrays
 
     def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
-        file, dtype = self.array_file(name, shared=stored.shared), np.dtype(stored.dtype)
+        file, dtype = self.array_file(name), np.dtype(stored.dtype)
         reader = open_cached_in_blocks(file, found)
         if reader.size != stored.bytes:
             raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")

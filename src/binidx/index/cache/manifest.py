@@ -51,7 +51,6 @@ class StoredArray:
 
     identity: of the object, as `object_identity` returns it; None where the store did not return one, so that
         only `xxh3_64` proves the bytes.
-    shared: whether it is the file of the algorithms UNNUMBERED, since the bytes are equal.
     """
 
     dtype: str
@@ -59,7 +58,6 @@ class StoredArray:
     bytes: int
     xxh3_64: str
     identity: Fields | None = None
-    shared: bool = False
 
     def __post_init__(self) -> None:
         needed = prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -102,9 +100,6 @@ NO_DATA = Origin()
 
 def format_manifest(manifest: Manifest) -> bytes:
     fields = json.loads(json.dumps(asdict(manifest)))
-    for stored in fields["arrays"].values():
-        if not stored["shared"]:
-            del stored["shared"]  # 0.1.0 refuses unknown fields
     return INDEX_MANIFEST_FILE.encode({**fields, "xxh3_64": checksum_fields(fields)}, indent=1)
 
 

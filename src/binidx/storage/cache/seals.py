@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import xxhash
 
 from binidx.storage.cache.block_files import directory_of_index
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import RangeReader, SealableReader
 from binidx.storage.location import Location
-from binidx.storage.ranges import as_sealable
+from binidx.storage.ranges import as_capability
 from binidx.storage.stores.local import node_id, staging_path
 
 KEPT_SECONDS = 86_400.0
@@ -85,7 +85,7 @@ def find_seal(reader: RangeReader | None, location: Location, check: str) -> Sea
         location: of the file.
         check: name of the check; another result has another name.
     """
-    sealable = reader and as_sealable(reader)
+    sealable = reader and as_capability(reader, SealableReader)
     version = sealable.version_key() if sealable else None
     directory = directory_of_index(location.settings) if version else None
     return make_seal(directory, version, check) if directory else Seal()
