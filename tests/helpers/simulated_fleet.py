@@ -46,6 +46,7 @@ class Fleet:
         num_ranges: ranges of a batch.
         step_seconds: between a batch and the request for the next one.
         num_steps: batches of each process.
+        in_step: whether a process requests its next batch only when all have theirs, as ranks do that train together.
         random_share: refusals whatever the rate.
         first_limit: of each node: `RequestRate`.
     """
@@ -56,13 +57,16 @@ class Fleet:
     num_ranges: int
     step_seconds: float = 0.0
     num_steps: float = math.inf
+    in_step: bool = False
     random_share: float = 0.0
     first_limit: float = math.inf
     seed: int = 0
     now: float = 0.0
     sent: int = 0
     served: int = 0
+    num_arrived: int = 0
     waits: list[float] = field(default_factory=list)
+    steps_at: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -98,6 +102,9 @@ class Fleet:
                 self.send(process)
         elif process.ticket is None and process.line:
             rate.note(self.now)
+            if not rate.is_limited:
+                self.pump(process)
+                return
             process.num_tickets = min(process.line, max(1, math.ceil(rate.limit * CHUNK_SECONDS)))
             process.ticket = rate.take(self.now, process.num_tickets)
             self.wake(process)
@@ -133,7 +140,7 @@ class Fleet:
             if process.unanswered == 0:
                 process.num_steps += 1
                 self.waits.append(self.now - process.asked_at)
-                self.later(self.step_seconds, self.ask, process)
+                self.arrive(process)
             self.pump(process)
         elif process.rate.is_limited:
             self.again(process)
@@ -141,6 +148,16 @@ class Fleet:
             process.num_failures += 1
             doublings = process.num_failures // max(1, process.line + process.in_flight)
             self.later(self.random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**doublings)), self.again, process)
+
+    def arrive(self, process: Process) -> None:
+        """Request the next batch, or wait for the other processes."""
+        self.num_arrived += 1
+        if not self.in_step:
+            self.later(self.step_seconds, self.ask, process)
+        elif self.num_arrived % len(self.processes) == 0:
+            self.steps_at.append(self.now)
+            for other in self.processes:
+                self.later(self.step_seconds, self.ask, other)
 
     def again(self, process: Process) -> None:
         process.line += 1

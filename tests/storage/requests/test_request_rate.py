@@ -129,6 +129,14 @@ def test_many_nodes_of_a_fleet_take_the_first_step_in_little_more_than_the_time_
     assert fleet.now <= 1.5 * 60 * 8 * 50 / 330
 
 
+def test_nodes_that_wait_for_one_another_take_steps_in_little_more_than_the_time_of_the_limit() -> None:
+    """A node with a small part holds all others, and those that wait for it must not come back without a limit."""
+    fleet = Fleet(20, 1, Bucket(100.0), num_ranges=200, in_step=True)
+    fleet.run(600.0)
+    ideal, last = 20 * 200 / 100, [time for time in fleet.steps_at if time > 200]
+    assert (last[-1] - last[0]) / (len(last) - 1) < 1.2 * ideal
+
+
 def test_a_larger_grant_is_used_within_a_minute() -> None:
     bucket = Bucket(100.0)
     fleet = Fleet(1, 8, bucket, num_ranges=45)
