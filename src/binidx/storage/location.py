@@ -101,8 +101,10 @@ class Location:
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
-        """What may refuse requests together, each with the endpoint if one is set: the folder of the object, and its
-        bucket; only the bucket if the store says that a limit is of a bucket."""
+        """Parts of the store that may refuse requests together: the folder of the object, and its bucket.
+
+        Only the bucket if the store publishes a limit of buckets. Each name ends with the endpoint if one is set.
+        """
         is_bucket = self.store.prices().doubling_seconds < math.inf
         given = self.options or {}
         named = (given.get("endpoint_url"), (given.get("client_kwargs") or {}).get("endpoint_url"))
