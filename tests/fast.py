@@ -161,7 +161,7 @@ def nearest_tests(path: Path) -> Iterator[Path]:
         yield from [*dict.fromkeys([*named, *others])][:MOST_TESTS] or [folder]
         if inside.parts[0] == "tools":
             yield TESTS / "tools/test_commands.py"
-    elif path.is_relative_to(EXAMPLES) and path.suffix == ".py":
+    elif (path.is_relative_to(EXAMPLES) or path.is_relative_to(TESTS)) and path.suffix == ".py":
         yield from islice(importing_tests(path), MOST_TESTS)
     elif inside.parts[0] == "native":
         yield TESTS / "native"
@@ -182,6 +182,8 @@ def main() -> int:
         print(name, *arguments, flush=True)
         if status := subprocess.run([Path(sys.executable).parent / name, *arguments], cwd=ROOT).returncode:
             return status
+    if changed and not chosen:
+        print("No test is near what changed; `make test` runs all.")
     return run_tests(chosen) if chosen else 0
 
 

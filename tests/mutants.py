@@ -134,7 +134,13 @@ def mutant(path: Path, change: Change) -> Mutant:
 def files_of(root: Path, module: str) -> list[Path]:
     """Return the files of a module or of a package, such as `binidx.order`."""
     path = root.joinpath("src", *module.split("."))
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    if not path.is_dir():
+        return [path.with_suffix(".py")]
+    folders = [
+        path,
+        *(link for link in path.iterdir() if link.is_symlink()),
+    ]  # rglob does not follow that of the commands
+    return sorted(file for folder in folders for file in folder.rglob("*.py"))
 
 
 def draw(files: Sequence[Path], seed: int, count: int) -> list[Mutant]:

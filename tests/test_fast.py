@@ -48,7 +48,7 @@ def test_a_test_is_near_to_a_module_that_its_helper_imports() -> None:
     ("changed", "near"),
     [
         ("src/binidx/storage/cache/maintenance.py", "tools/test_cache.py"),  # one of 17 tests that call its command
-        ("src/binidx/corpus/convert_parts.py", "tools/test_convert.py"),  # of another folder
+        ("src/binidx/corpus/copies/copy_job.py", "tools/test_convert.py"),  # of another folder
     ],
 )
 def test_tests_of_the_name_of_a_user_are_near(changed: str, near: str) -> None:

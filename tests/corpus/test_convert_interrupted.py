@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binidx.corpus.convert_parts import CopyJob
 from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus import token_parts
 from binidx.corpus.block_digests import CorruptCopyError
 from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.copies.copy_job import CopyJob
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import CancelledReadError, ObjectExistsError

@@ -90,10 +90,10 @@ def test_a_partition_is_a_folder_on_its_server_or_a_bucket_where_a_limit_holds_f
 ) -> None:
     for variable in ENDPOINT_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    assert Location("s3://b/en/000.bin").partitions == ("s3://b/en", "s3://b")
+    assert Location("s3://b/en/000.bin").partitions == ("s3://b/en", "s3://b/*")
     assert Location("s3://b/en/000.bin", {"endpoint_url": "http://h:1"}).partitions == (
         "s3://b/en http://h:1",
-        "s3://b http://h:1",
+        "s3://b/* http://h:1",
     )
     assert Location("gs://b/en/000.bin").partitions == ("gs://b",)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")

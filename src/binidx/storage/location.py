@@ -109,8 +109,8 @@ class Location:
         given = self.options or {}
         named = (given.get("endpoint_url"), (given.get("client_kwargs") or {}).get("endpoint_url"))
         endpoints = {*named, *map(os.environ.get, ENDPOINT_VARIABLES)} - {None, ""}
-        names = [self.place] if is_bucket else [self.uri.rpartition("/")[0], self.place]
-        return tuple(" ".join([name, *sorted(map(str, endpoints))]) for name in dict.fromkeys(names))
+        names = [self.place] if is_bucket else [self.uri.rpartition("/")[0], f"{self.place}/*"]
+        return tuple(" ".join([name, *sorted(map(str, endpoints))]) for name in names)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from binidx.errors import StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests import rate_limiter
 from binidx.storage.requests.node_rates import NodeRates, node_rates
-from binidx.storage.requests.rate_limiter import RateLimiter, is_throttled
+from binidx.storage.requests.rate_limiter import RateLimiter, fleet_size, is_throttled
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
 from binidx.storage.requests.scheduler import ReadRequests
@@ -66,6 +66,34 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
     thread.start()
     thread.join()
     return sent
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4_001, 100_000])
+def test_a_fleet_of_any_size_keeps_its_rates(monkeypatch: pytest.MonkeyPatch, num_nodes: int) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(8 * num_nodes))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert fleet_size() == (8 * num_nodes, num_nodes)
+
+    async def new_rate() -> RequestRate:
+        return RateLimiter(Location("gs://b/k"), asyncio.get_running_loop(), lambda read, place: None, 128)._new()
+
+    assert asyncio.run(new_rate()).is_possible()
+
+
+def test_a_process_takes_new_tickets_where_others_limited_a_forgotten_rate_anew() -> None:
+    async def run() -> None:
+        sent, rates, location = asyncio.Event(), NodeRates(None), Location("memory://b/k")
+        rates.change(location.partitions[0], lambda: RequestRate(limit=50.0, issued=1e5, clock=1e5), lambda *_: None)
+        limiter = RateLimiter(location, asyncio.get_running_loop(), lambda read, place: sent.set(), 128, rates=rates)
+        limiter.note_refusal()
+        read = Read(0)
+        read.limiter = limiter
+        assert not limiter.admits(read, 0)
+        rates.forget()
+        rates.change(location.partitions[0], lambda: RequestRate(limit=50.0), lambda *_: None)
+        await asyncio.wait_for(sent.wait(), 60)  # ticket 100,000 would be due in half an hour
+
+    asyncio.run(run())
 
 
 def test_the_oldest_read_goes_first() -> None:

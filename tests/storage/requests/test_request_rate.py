@@ -83,6 +83,25 @@ def test_a_calm_rate_is_unlimited_again() -> None:
     assert not rate.is_limited
 
 
+@pytest.mark.parametrize(("share", "is_limited"), [(0.2, False), (0.9, True)])
+def test_a_folder_gets_a_limit_under_one_of_its_bucket_if_it_refuses_several_times_as_many(
+    share: float, is_limited: bool
+) -> None:
+    rate = RequestRate(updated=100.0)
+    for second in range(101, 161):
+        rate.note(float(second), round(10 * (1 - share)), round(10 * share), usual_share=0.1)
+    assert rate.is_limited == is_limited
+
+
+def test_tickets_that_many_processes_hold_when_a_limit_falls_leave_a_possible_rate() -> None:
+    rate = limited(2_000.0)
+    rate.note(100.0)
+    rate.take(100.0, 16 * 20)
+    rate.limit = 1.0
+    rate.note(100.1)
+    assert rate.is_possible()
+
+
 def test_tickets_are_due_in_order_at_the_limit() -> None:
     rate = limited(10.0)
     rate.note(100.0)

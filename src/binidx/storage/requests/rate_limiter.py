@@ -7,7 +7,8 @@
 
 A store does not say what it limits: a folder, or all folders of a bucket. So each bucket has a limiter, too, which
 counts outcomes of folders without a limit, and of each only the first refusals: it is limited if several folders
-refuse some. Requests to folders without a limit of their own then wait in its line.
+refuse some. Requests to folders without a limit of their own then wait in its line; a folder that refuses several times
+as many as its bucket gets a limit of its own even then.
 
 A process takes tickets for CHUNK_SECONDS at a time and waits for these before it takes the next, so all processes that
 have waiting requests get equal parts. A refused request goes back to its place in the line.
@@ -22,13 +23,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from binidx.errors import redacted
 from binidx.storage.location import Location
 from binidx.storage.requests.node_rates import NodeRates, node_rates
-from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.requests.request_rate import LEAST, RequestRate
 from binidx.storage.stats import add_usage
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ FIRST_WINDOW, FLEET_WINDOW, FLEET_GROWTH = 16, 64, 0.25
 window of a process of a fleet: with 1 a limit that all of them meet is exceeded by as much as was sent before."""
 
 FLEET_RATE = 200.0
-"""Requests a second that all nodes of a fleet send at most when a store has refused some for the first time."""
+"""Requests a second that all nodes of a fleet send at most if a store refuses some of their first requests."""
 
 LAUNCHER_SIZES = (
     ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -129,8 +130,9 @@ class RateLimiter:
     ) -> None:
         prices = location.store.prices()
         num_processes, num_nodes = fleet_size()
-        ceiling = prices.reads_per_second / num_nodes if prices.doubling_seconds < math.inf else math.inf
-        first_limit = FLEET_RATE / num_nodes if num_nodes > 1 else math.inf
+        reads_per_second = prices.reads_per_second if prices.doubling_seconds < math.inf else math.inf
+        ceiling = max(reads_per_second / num_nodes, LEAST)
+        first_limit = max(FLEET_RATE / num_nodes, LEAST) if num_nodes > 1 else math.inf
         self._new = lambda: RequestRate(
             ceiling=ceiling, doubling_seconds=prices.doubling_seconds, first_limit=first_limit
         )
@@ -147,7 +149,7 @@ class RateLimiter:
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
-        self._is_limited, self._evidence = False, 0.0
+        self._is_limited, self._evidence, self._refused_share = False, 0.0, 0.0
         self.in_flight, self.answered_at = 0, -math.inf
 
     @property
@@ -183,27 +185,27 @@ class RateLimiter:
         self._has_answered = True
         if self._window < self._largest_window:
             self._window += self._widening
-        for counter in self._counters():
-            counter._served += 1
-            if counter._served >= SHARED_COUNT and not counter.is_throttling:
-                counter._advance()
+        self._count_response()
+        if self._bucket is not None and not self._is_limited:
+            self._bucket._count_response()
         self.note_end()
+
+    def _count_response(self) -> None:
+        self._served += 1
+        if self._served >= SHARED_COUNT and not self.is_throttling:
+            self._advance()
 
     def note_refusal(self) -> None:
         """Count a request that ended with a refusal."""
         self._window = max(1.0, self._window - 1)
-        for counter in self._counters():
-            if counter is self or counter.is_limited or (not self._is_limited and self._evidence < FEW_REFUSALS):
-                counter._refused += 1
-                counter._advance()
-            self.answered_at = max(self.answered_at, counter.answered_at)
+        self._refused += 1
+        self._advance()
+        if (bucket := self._bucket) is not None and not self._is_limited:
+            if bucket.is_limited or self._evidence < FEW_REFUSALS:
+                bucket._refused += 1
+                bucket._advance()
+            self.answered_at = max(self.answered_at, bucket.answered_at)
         self.note_end()
-
-    def _counters(self) -> Sequence[RateLimiter]:
-        """Return the limiters that count an outcome: those that are limited, or all."""
-        if self._bucket is None or self._is_limited:
-            return (self,)
-        return (self._bucket,) if self._bucket.is_limited else (self, self._bucket)
 
     def note_end(self) -> None:
         """Count a request that ended in any way."""
@@ -231,6 +233,8 @@ class RateLimiter:
         for _ in range(num_due):
             self._send_oldest()
         self._send_window()
+        if not self._line:
+            self._num_tickets = 0  # others may limit a forgotten rate anew, whose tickets begin with 0
         if not (self._line and self._is_limited):
             self._counted_at = math.inf
         elif self._timer is None:
@@ -250,11 +254,14 @@ class RateLimiter:
 
     def _exchange(self, rate: RequestRate, now: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""
-        rate.note(now, self._served, self._refused, wall=time.time())
+        usual_share = self._bucket._refused_share if self._bucket is not None and self._bucket.is_limited else 0.0
+        rate.note(now, self._served, self._refused, wall=time.time(), usual_share=usual_share)
         self._served = self._refused = 0
-        self._is_limited, self._evidence = rate.is_limited, rate.evidence
+        self._is_limited, self._evidence, self._refused_share = rate.is_limited, rate.evidence, rate.refused_share
         self.answered_at = max(self.answered_at, rate.answered_at)
-        num_due, self._num_tickets = 0, self._num_tickets if rate.is_limited else 0
+        if not rate.is_limited or self._ticket + self._num_tickets > rate.issued:
+            self._num_tickets = 0
+        num_due = 0
         self._count_waiting(rate, now)
         while rate.is_limited and num_due < len(self._line):
             if not self._num_tickets:

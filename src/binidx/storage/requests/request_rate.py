@@ -73,8 +73,9 @@ count as such: a node that waits for slower ones must not return without a limit
 SOME = 0.5
 """Responses without which an unlimited rate stays so: a store that refuses all is out, at whatever rate."""
 
-TEST_RATES, SETTLE_SECONDS = (0.9, 0.45), 1.0
-"""Rates of a test in goodputs, and the time until the outcomes of earlier requests have come."""
+TEST_RATES, SETTLE_SECONDS, LONGEST_TEST, FIRST_SECONDS = (0.9, 0.45), 1.0, 120.0, 5.0
+"""Rates of a test in goodputs, the time until the outcomes of earlier requests have come, the longest time of one rate,
+and the time of a new rate in which its goodput tells little, as that of a burst that all nodes send."""
 
 FEWER, SURE_SAME, SURE_FEWER, MORE, SURE_MORE = 0.25, 5.0, 8.0, 0.6, 5.0
 """Share of refusals, in the one before, that shows that they depend on the rate; log-likelihoods that decide; and what
@@ -110,7 +111,8 @@ class RequestRate:
         limit: requests a second; inf: unlimited.
         ceiling: rate above which it is limited even if nothing is refused; inf: none.
         doubling_seconds: time in which a ceiling that is used doubles; inf: never.
-        first_limit: largest goodput that a test of an unlimited rate assumes: the part of a node in what a fleet sends.
+        first_limit: largest goodput that a test assumes at first: the part of a node in what a fleet sends.
+        began: when the first outcome came; inf: none has.
         clock, issued: tickets that may be used, and that were issued.
         updated: time of the last change.
         served, refused, counted: responses, refusals, and seconds, all fading with time.
@@ -131,6 +133,7 @@ class RequestRate:
     ceiling: float = math.inf
     doubling_seconds: float = math.inf
     first_limit: float = math.inf
+    began: float = math.inf
     clock: float = 0.0
     issued: float = 0.0
     updated: float = 0.0
@@ -175,8 +178,9 @@ class RequestRate:
             and (self.known_refused >= 1 or self.test_from == math.inf)
             and (self.limited_at <= self.updated + 1 or self.limited_at == math.inf)
             and self.remembered_until <= self.updated + 1 + REMEMBERED_TIMES / _usual(LEAST)
-            and all(figure >= 1 for figure in (self.ceiling, self.doubling_seconds))
-            and self.first_limit >= LEAST
+            and self.doubling_seconds >= 1
+            and min(self.ceiling, self.first_limit) >= LEAST
+            and (self.began <= self.updated + 1 or self.began == math.inf)
             and all(0 <= count <= MAX_VALUE for count in counts)
             and all(time <= self.updated + 1 for time in past)
             and (1 / MAX_VALUE <= self.indifferent_share <= 1 or self.indifferent_until == -math.inf)
@@ -213,11 +217,20 @@ class RequestRate:
         """Return the seconds from the last change until a ticket may be used, if the limit stays; 0 or less: now."""
         return (ticket + 1 - self.clock) / self.limit
 
-    def note(self, now: float, served: int = 0, refused: int = 0, *, wall: float = TOGETHER_LENGTH) -> None:
+    def note(
+        self,
+        now: float,
+        served: int = 0,
+        refused: int = 0,
+        *,
+        wall: float = TOGETHER_LENGTH,
+        usual_share: float = 0.0,
+    ) -> None:
         """Advance to the present time, and count outcomes of requests.
 
         Args:
             wall: present time of the clock that all clients share; without one this client never sends less with them.
+            usual_share: share of refusals that a limit of more than this partition explains.
         """
         seconds = max(0.0, now - self.updated)
         self.updated += seconds
@@ -226,14 +239,18 @@ class RequestRate:
         if self.is_limited:
             burst, part = max(1.0, self.limit * BURST_SECONDS), TOGETHER_RATE if phase < TOGETHER_LENGTH else 1.0
             self.clock = min(self.clock + self.limit * seconds * part, self.issued + burst)
+            # Of a limit that fell: who holds a later ticket takes a new one.
+            self.issued = min(self.issued, self.clock + LONGEST_WAIT_SECONDS * max(1.0, self.limit))
         if self.test_from < math.inf:
             self._test(now, served, refused)
         else:
             self._compare_together(now, phase, served, refused)
-            if self._is_unusual(now, served, refused):
+            if self._is_unusual(now, served, refused, usual_share):
                 self._begin_test(now)
             elif self.is_limited:
                 self._adapt(now, seconds, served, refused)
+        if served or refused:
+            self.began = min(self.began, now)
         if served:
             self.answered_at = now
         if refused:
@@ -250,9 +267,9 @@ class RequestRate:
     def _is_indifferent(self, now: float) -> bool:
         return now < self.indifferent_until
 
-    def _is_unusual(self, now: float, served: int, refused: int) -> bool:
+    def _is_unusual(self, now: float, served: int, refused: int, usual_share: float) -> bool:
         """Return whether there is evidence enough that refusals are more than usual."""
-        share, excess = (_usual(self.limit) / self.limit, EXCESS) if self.is_limited else (FREE_SHARE, EXCESS)
+        share, excess = _usual(self.limit) / self.limit if self.is_limited else FREE_SHARE + usual_share, EXCESS
         if self._is_indifferent(now):
             share, excess = share + self.indifferent_share, EXCESS_OF_KNOWN
         if not self.evidence:
@@ -268,7 +285,7 @@ class RequestRate:
             self.limit_before, self.sent_before = max(self.usual_limit, self.limit), sent
         self._begin_limit()
         self.known_served, self.known_refused = self.served, self.refused
-        first = self.first_limit if self.limit_before == math.inf else math.inf
+        first = self.first_limit if now < self.began + FIRST_SECONDS else math.inf
         self.test_goodput = max(min(self.goodput, first), LEAST)
         self.indifferent_until = min(self.indifferent_until, now)
         self._test_rate(now, 0)
@@ -291,7 +308,8 @@ class RequestRate:
         self.test_refused += refused
         known = min(self.known_refused / (self.known_served + self.known_refused), 0.99)
         same = self._test_evidence(known, FEWER * known)
-        if same <= -SURE_FEWER or -self._test_evidence(known, known + MORE * (1 - known)) >= SURE_MORE:
+        is_more = -self._test_evidence(known, known + MORE * (1 - known)) >= SURE_MORE
+        if same <= -SURE_FEWER or is_more or now > self.test_from + LONGEST_TEST:
             self._end_test(now)
         elif same >= SURE_SAME and self.test_refused >= LEAST_REFUSALS:
             share = self.test_refused / (self.test_served + self.test_refused)
@@ -356,7 +374,7 @@ class RequestRate:
             self.limit = math.inf
             return
         cut = 0.0 if indifferent else refused / (usual * memory)
-        self.limit = max(self.limit * math.exp(growth * seconds - cut), LARGEST_CUT * self.usual_limit, LEAST)
+        self.limit = max(self.limit * math.exp(growth * min(seconds, 1.0) - cut), LARGEST_CUT * self.usual_limit, LEAST)
         if indifferent:
             self.limit = min(self.limit, max(self.limit_before, LEAST))
 
