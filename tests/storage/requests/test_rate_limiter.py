@@ -72,12 +72,16 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
 def test_a_fleet_of_any_size_keeps_its_rates(monkeypatch: pytest.MonkeyPatch, num_nodes: int) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(8 * num_nodes))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    fleet_size.cache_clear()
     assert fleet_size() == (8 * num_nodes, num_nodes)
 
     async def new_rate() -> RequestRate:
         return RateLimiter(Location("gs://b/k"), asyncio.get_running_loop(), lambda read, place: None, 128)._new()
 
-    assert asyncio.run(new_rate()).is_possible()
+    try:
+        assert asyncio.run(new_rate()).is_possible()
+    finally:
+        fleet_size.cache_clear()
 
 
 def test_a_process_takes_new_tickets_where_others_limited_a_forgotten_rate_anew() -> None:

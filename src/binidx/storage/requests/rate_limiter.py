@@ -17,6 +17,7 @@ have waiting requests get equal parts. A refused request goes back to its place 
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
 import logging
@@ -49,7 +50,9 @@ LAUNCHER_SIZES = (
 """Variables of torchrun, Open MPI and Slurm with the number of processes, and of those on this node."""
 
 WIDEN_SECONDS = 0.1
-SHARED_COUNT = 16
+SHARED_COUNT, SHARED_COUNT_OF_BUCKET = 16, 256
+"""Responses that a process counts before it shares them with its node; a refusal is shared at once, with these."""
+
 CHUNK_SECONDS = 0.01
 LONGEST_SLEEP = 0.25
 """Longest time until a waiting process looks at the limit again, which others may have raised."""
@@ -73,6 +76,7 @@ def is_throttled() -> bool:
     return time.monotonic() < _throttled_until.get(os.getpid(), 0.0)
 
 
+@functools.cache
 def fleet_size() -> tuple[int, int]:
     """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
     for all_processes, of_node in LAUNCHER_SIZES:
@@ -142,10 +146,10 @@ class RateLimiter:
         first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
         self._widening = FLEET_GROWTH if num_nodes > 1 else 1.0
         self._window, self._largest_window = float(min(first, largest_window)), largest_window
+        self._served, self._refused, self._shared_count = 0, 0, SHARED_COUNT
         if self._name != location.partitions[0]:
-            self._window = math.inf  # folders have their own
+            self._window, self._shared_count = math.inf, SHARED_COUNT_OF_BUCKET  # folders have windows of their own
         self._has_answered = False
-        self._served = self._refused = 0
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: asyncio.TimerHandle | None = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
@@ -155,11 +159,11 @@ class RateLimiter:
     @property
     def is_limited(self) -> bool:
         """True if requests wait for tickets, of this partition or of its bucket."""
-        return self._is_limited or (self._bucket is not None and self._bucket.is_limited)
+        return self._is_limited or (self._bucket is not None and self._bucket._is_limited)
 
     def admits(self, read: WaitingRead, place: int) -> bool:
         """Return whether a request may be sent now; if not, it waits in the line."""
-        if self._bucket is not None and self._bucket.is_limited and not self._is_limited:
+        if self._bucket is not None and self._bucket._is_limited and not self._is_limited:
             return self._bucket.admits(read, place)
         if not self._is_limited and self.in_flight < self._window:
             self.in_flight += 1
@@ -185,15 +189,12 @@ class RateLimiter:
         self._has_answered = True
         if self._window < self._largest_window:
             self._window += self._widening
-        self._count_response()
-        if self._bucket is not None and not self._is_limited:
-            self._bucket._count_response()
+        counters = (self,) if self._bucket is None or self._is_limited else (self, self._bucket)
+        for counter in counters:
+            counter._served += 1
+            if counter._served >= counter._shared_count and not counter.is_throttling:
+                counter._advance()
         self.note_end()
-
-    def _count_response(self) -> None:
-        self._served += 1
-        if self._served >= SHARED_COUNT and not self.is_throttling:
-            self._advance()
 
     def note_refusal(self) -> None:
         """Count a request that ended with a refusal."""
