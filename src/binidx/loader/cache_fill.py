@@ -19,7 +19,7 @@ import copy
 import os
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from binidx.storage.cache.filling import EXTENT_BYTES, FOREVER, PAYING_SHARE, Ca
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope
+from binidx.storage.settings import leading_number
 from binidx.storage.stores.registry import local_path
 
 SAMPLES_AT_ONCE, NUM_STRETCHES = 1 << 13, 32
@@ -173,9 +174,10 @@ def ranks_of_node(rank: int, size: int) -> range:
     Args:
         rank, size: data-parallel rank of this process, and number of ranks.
     """
-    texts = [os.environ[name] for name in LOCAL_SIZES if os.environ.get(name)]
-    processes = int("".join(takewhile(str.isdecimal, texts[0])) or 1) if texts else 1
-    local = max(1, size * processes // max(find_topology().size, processes, 1 if texts else size))
+    names = [name for name in LOCAL_SIZES if os.environ.get(name)]
+    number = leading_number(names[0]) if names else None
+    processes = 1 if number is None else number
+    local = max(1, size * processes // max(find_topology().size, processes, 1 if names else size))
     first = rank // local * local
     return range(first, min(first + local, size))
 

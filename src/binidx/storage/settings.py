@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import logging
 import math
 import os
@@ -195,6 +196,12 @@ def default_outage_seconds() -> float:
 
 NCCL_TIMEOUT_SECONDS = 600.0
 """Timeout of a process group of NCCL, unless the user sets another."""
+
+
+def leading_number(variable: str) -> int | None:
+    """Return the number with which a launcher's variable begins, such as Slurm's "8(x16)"; None if there is none."""
+    digits = "".join(itertools.takewhile(str.isdecimal, os.environ.get(variable, "")))
+    return int(digits) if digits else None
 
 
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:

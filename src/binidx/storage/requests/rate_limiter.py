@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
-import itertools
 import logging
 import math
 import os
@@ -31,6 +30,7 @@ from binidx.errors import redacted
 from binidx.storage.location import Location
 from binidx.storage.requests.node_rates import NodeRates, node_rates
 from binidx.storage.requests.request_rate import LEAST, RequestRate
+from binidx.storage.settings import leading_number
 from binidx.storage.stats import add_usage
 
 logger = logging.getLogger(__name__)
@@ -80,10 +80,7 @@ def is_throttled() -> bool:
 def fleet_size() -> tuple[int, int]:
     """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
     for all_processes, of_node in LAUNCHER_SIZES:
-        sizes = [
-            int("".join(itertools.takewhile(str.isdecimal, os.environ.get(name, ""))) or 0)  # Slurm's: "8(x16)"
-            for name in (all_processes, of_node)
-        ]
+        sizes = [leading_number(name) or 0 for name in (all_processes, of_node)]
         if min(sizes) > 0:
             return sizes[0], max(1, sizes[0] // sizes[1])
     return 1, 1
@@ -134,17 +131,15 @@ class RateLimiter:
     ) -> None:
         prices = location.store.prices()
         num_processes, num_nodes = fleet_size()
-        reads_per_second = prices.reads_per_second if prices.doubling_seconds < math.inf else math.inf
-        ceiling = max(reads_per_second / num_nodes, LEAST)
+        doubling = prices.doubling_seconds
+        ceiling = max(prices.reads_per_second / num_nodes, LEAST) if doubling < math.inf else math.inf
         first_limit = max(FLEET_RATE / num_nodes, LEAST) if num_nodes > 1 else math.inf
-        self._new = lambda: RequestRate(
-            ceiling=ceiling, doubling_seconds=prices.doubling_seconds, first_limit=first_limit
-        )
+        self._new = lambda: RequestRate(ceiling=ceiling, doubling_seconds=doubling, first_limit=first_limit)
         self._name, self._loop, self._send, self._bucket = name or location.partitions[0], loop, send, bucket
         self._rates = rates or node_rates()
         self._line: list[tuple[int, int, WaitingRead]] = []
         first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
-        self._widening = FLEET_GROWTH if num_nodes > 1 else 1.0
+        self._is_fleet, self._widening = num_nodes > 1, FLEET_GROWTH if num_nodes > 1 else 1.0
         self._window, self._largest_window = float(min(first, largest_window)), largest_window
         self._served, self._refused, self._shared_count = 0, 0, SHARED_COUNT
         if self._name != location.partitions[0]:
@@ -243,7 +238,7 @@ class RateLimiter:
 
     def _widen(self) -> None:
         self._timer = None
-        if self._has_answered or self._widening == 1.0:  # of a fleet, most requests may be refused a second later
+        if self._has_answered or not self._is_fleet:  # of a fleet, most requests may be refused a second later
             self._window = min(2 * self._window, self._largest_window)
         self._has_answered = False
         self._send_window()

@@ -202,10 +202,6 @@ class RequestRate:
         """Share of refusals among all outcomes."""
         return self.refused / (self.served + self.refused) if self.refused else 0.0
 
-    @property
-    def _troubled_at(self) -> float:
-        return max(self.refused_at, self.waited_at)
-
     def take(self, now: float, count: int) -> float:
         """Return the first of `count` new tickets, after `note` was called at the same time."""
         self.issued += count
@@ -307,8 +303,9 @@ class RequestRate:
         self.test_served += served
         self.test_refused += refused
         known = min(self.known_refused / (self.known_served + self.known_refused), 0.99)
-        same = self._test_evidence(known, FEWER * known)
-        is_more = -self._test_evidence(known, known + MORE * (1 - known)) >= SURE_MORE
+        outcomes = self.test_served, self.test_refused
+        same = _likelihood(*outcomes, known, FEWER * known)
+        is_more = _likelihood(*outcomes, known, known + MORE * (1 - known)) <= -SURE_MORE
         if same <= -SURE_FEWER or is_more or now > self.test_from + LONGEST_TEST:
             self._end_test(now)
         elif same >= SURE_SAME and self.test_refused >= LEAST_REFUSALS:
@@ -320,10 +317,6 @@ class RequestRate:
                 self._test_rate(now, int(self.test_number) + 1)
             else:
                 self._assume_indifferent(now)
-
-    def _test_evidence(self, share: float, other: float) -> float:
-        """Return the log-likelihood that refusals have one share and not another one, from the outcomes of the test."""
-        return _likelihood(self.test_served, self.test_refused, share, other)
 
     def _end_test(self, now: float) -> None:
         """Refusals depend on the rate: it stays limited."""
@@ -364,19 +357,19 @@ class RequestRate:
         usual, indifferent = _usual(self.limit), self._is_indifferent(now)
         age = now - self.limited_at if self.limited_at < math.inf else 0.0
         memory = min(max(MEMORY_SHARE * age, SHORTEST_MEMORY), LONGEST_MEMORY)
-        growth = 0.0
+        growth, troubled_at = 0.0, max(self.refused_at, self.waited_at)
         if self.waited_at > now - 1.0:
             times = (now - max(self.refused_at, self.limited_at)) * usual if age else 0.0
             growth = min((1 + FASTER * max(0.0, times - CALM_TIMES)) / memory, FASTEST)
             if indifferent and self.limit_before == math.inf:
                 growth = INDIFFERENT_GROWTH
-        elif served and now < self.answered_at + IDLE_SECONDS and now > self._troubled_at + CALM_SECONDS:
+        elif served and now < self.answered_at + IDLE_SECONDS and now > troubled_at + CALM_SECONDS:
             self.limit = math.inf
             return
         cut = 0.0 if indifferent else refused / (usual * memory)
         self.limit = max(self.limit * math.exp(growth * min(seconds, 1.0) - cut), LARGEST_CUT * self.usual_limit, LEAST)
         if indifferent:
-            self.limit = min(self.limit, max(self.limit_before, LEAST))
+            self.limit = min(self.limit, self.limit_before)
 
     def _respect_ceiling(self, seconds: float) -> None:
         if self.goodput > self.ceiling / 2:

@@ -117,10 +117,9 @@ def patience_of(store: str, history: History, began: float, settings: ReadSettin
         store: `Location.place` of the object.
         began: begin of the outage.
     """
-    if is_refusal(history.failures[-1][1]):  # an answer, if the first one of the store
-        return max(began, ANSWERED.get(store, began)), settings.patience_seconds
-    patience = settings.patience_seconds
-    return began, min(patience, settings.deadline_seconds) if history.opening else patience
+    longest = settings.deadline_seconds if history.is_of_unknown_store() else math.inf
+    answered = ANSWERED.get(store, began) if is_refusal(history.failures[-1][1]) else began
+    return max(began, answered), min(settings.patience_seconds, longest)
 
 
 def warn_of_outage(store: str, error: Exception, began: float, patience: float) -> None:
@@ -165,6 +164,10 @@ class History:
 
     def note(self, error: Exception) -> None:
         self.failures.append((time.monotonic() - self.began, error))
+
+    def is_of_unknown_store(self) -> bool:
+        """Return whether its store may not exist: nothing came from it, not even a refusal."""
+        return self.opening and not is_refusal(self.failures[-1][1])
 
     def is_final(self) -> bool:
         """Return whether the last failure is one too many of its kind."""

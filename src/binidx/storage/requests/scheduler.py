@@ -247,12 +247,11 @@ class Scheduler:
 
     def _open_limiter(self, location: Location) -> RateLimiter:
         """Return the limiter of an object's folder, which is opened after that of its bucket."""
-        bucket, *folder = reversed(location.partitions)
-        limiter = self._limiters.get(bucket) or RateLimiter(location, self.loop, self._admit, self.limit, bucket)
-        self._limiters[bucket] = limiter
-        for name in folder:
-            limiter = self._limiters[name] = RateLimiter(location, self.loop, self._admit, self.limit, name, limiter)
-        return limiter
+        above: RateLimiter | None = None
+        for name in reversed(location.partitions):
+            above = self._limiters.get(name) or RateLimiter(location, self.loop, self._admit, self.limit, name, above)
+            self._limiters[name] = above
+        return self._limiters[location.partitions[0]]
 
     def _admit(self, read: ReadRequests, place: int) -> None:
         """Queue a request that waited for its limiter."""
@@ -352,7 +351,7 @@ class Scheduler:
         elif history.hedges_in_flight:
             history.hedges_in_flight -= 1  # the other one may still succeed
         elif (seconds := read.pause(history, now := self.loop.time())) is None:
-            setting = "outage_seconds" if is_refusal(error) or not history.opening else "deadline_seconds"
+            setting = "deadline_seconds" if history.is_of_unknown_store() else "outage_seconds"
             self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began, setting))
         else:
             self.loop.call_later(seconds, self._ask_again, read, place)
