@@ -10,17 +10,12 @@ In the second table nodes wait for one another after each step, as ranks do. Tim
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import sys
 
-from helpers.simulated_fleet import Fleet as FleetOfReaders
-from servers.grants import Bucket
-from simulation.rate_alone import Fleet
+from simulation.fleet import Fleet, Steps
 from simulation.stores import Store
 from simulation.world import World
-
-from binidx.storage.requests.rate_limiter import FLEET_RATE
 
 ROWS = ((10, 220.0, False), (10, 220.0, True), (40, 220.0, False), (40, 220.0, True), (150, 220.0, True))
 HEADER = (
@@ -63,11 +58,10 @@ STEPS_HEADER = (
 
 def steps_row(num_nodes: int, limit: float, num_ranges: int, is_known: bool, seed: int) -> str:
     """Run one world of nodes that wait for one another; return its row."""
-    first_limit = FLEET_RATE / num_nodes if is_known else math.inf
-    fleet = FleetOfReaders(
-        num_nodes, 1, Bucket(limit), num_ranges=num_ranges, in_step=True, first_limit=first_limit, seed=seed
-    )
-    fleet.run(900.0)
+    world = World(seed)
+    steps = Steps(num_ranges, wait_for_others=True)
+    fleet = Fleet(world, Store(limit), num_nodes, steps=steps, is_known=is_known)
+    world.run(900.0)
     ideal, late = num_nodes * num_ranges / limit, [time for time in fleet.steps_at if time > 300]
     seconds = [(end - begin) / ideal for begin, end in itertools.pairwise(late)]
     return (

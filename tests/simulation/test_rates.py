@@ -7,8 +7,8 @@ import random
 import statistics
 
 import pytest
-from simulation.invariants import check_rate
-from simulation.rate_alone import Fleet
+from simulation.fleet import LARGEST_WINDOW, Fleet, Steps
+from simulation.invariants import check_fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 
@@ -74,9 +74,9 @@ def test_a_node_that_waits_for_slower_ones_returns_with_its_limit() -> None:
     assert rate.is_limited
 
 
-def drawn_faults(draw: random.Random) -> tuple[Fault, ...]:
-    """Return up to three faults in the first 20 s."""
-    kinds = {"out": 0.0, "tenant": 60.0, "rate": 15.0, "random": 0.3}
+def drawn_faults(draw: random.Random, limit: float) -> tuple[Fault, ...]:
+    """Return up to three faults in the first 20 s of a store with a limit."""
+    kinds = {"out": 0.0, "tenant": 0.6 * limit, "rate": 0.2 * limit, "random": 0.3}
     begins = [draw.uniform(0, 15) for _ in range(draw.randrange(4))]
     return tuple(
         Fault(begin, begin + draw.uniform(0.5, 5), kind, kinds[kind])
@@ -84,18 +84,53 @@ def drawn_faults(draw: random.Random) -> tuple[Fault, ...]:
     )
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 def test_any_world_keeps_the_invariants_and_goes_on_when_its_faults_end(seed: int) -> None:
     world, draw = World(seed), random.Random(seed)
-    num_nodes, limit = draw.choice([1, 2, 4, 8]), draw.choice([40.0, 100.0, 300.0])
+    num_nodes, num_processes, num_folders = draw.choice([1, 2, 4]), draw.choice([1, 1, 2]), draw.choice([1, 1, 2, 12])
+    limit, is_of_folder = draw.choice([40.0, 100.0, 300.0]), draw.random() < 0.3
+    limit /= num_folders if is_of_folder else 1
     store = Store(
-        limit, draw.choice([0.1, 1.0, 5.0]), round_trip=draw.choice([0.01, 0.03, 1.0]), faults=drawn_faults(draw)
+        limit,
+        max(draw.choice([0.1, 1.0, 5.0]), 2 / limit),
+        round_trip=draw.choice([0.01, 0.03, 1.0]),
+        faults=drawn_faults(draw, limit),
+        partition_of=str if is_of_folder else lambda folder: "",
     )
-    fleet = Fleet(world, store, num_nodes, demand=draw.choice([3.0, 50.0, 1e9]), is_known=draw.choice([False, True]))
-    for node in fleet.nodes:
-        world.invariants.append(lambda rate=node.rate: check_rate(rate, world.now))  # type: ignore[misc]
+    demand = draw.choice([3.0, 50.0, math.inf])
+    fleet = Fleet(
+        world,
+        store,
+        num_nodes,
+        num_processes,
+        demand=demand,
+        is_known=draw.choice([False, True]),
+        num_folders=num_folders,
+    )
+    world.invariants.append(lambda: check_fleet(fleet))
     world.run(80.0)
     served = fleet.served
-    world.run(100.0)
-    wanted = min(limit, num_nodes * fleet.nodes[0].demand) * 20
+    world.run(95.0)
+    wanted = min(demand, LARGEST_WINDOW / store.round_trip / 1.1) * num_nodes * num_processes
+    wanted = min(wanted, limit * (num_folders if is_of_folder else 1)) * 15
     assert fleet.served - served >= 0.5 * wanted, "faults ended a minute ago"
+
+
+def test_folders_that_a_store_limits_together_are_limited_as_one() -> None:
+    """60 folders for 8 requests at once: each folder by itself is refused too rarely to notice."""
+    world = World(4)
+    fleet = Fleet(world, Store(100.0), 4, steps=Steps(num_ranges=8), num_folders=60)
+    world.run(60.0)
+    sent, served = fleet.sent, fleet.served
+    world.run(180.0)
+    assert fleet.served - served >= 0.9 * 100 * 120
+    assert (fleet.sent - sent) / (fleet.served - served) < 1.15
+
+
+def test_a_process_logs_within_five_seconds_that_its_store_throttles_it() -> None:
+    world = World(5)
+    fleet = Fleet(world, Store(300.0, faults=(Fault(20.0, 60.0, "rate", 20.0),)), 2, demand=100.0)
+    world.run(60.0)
+    for node in fleet.nodes:
+        assert 20.0 < node.rates.lines[0] < 25.0
+        assert node.rates.waited > 20.0

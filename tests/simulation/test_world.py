@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from simulation.rate_alone import Fleet
+from simulation.fleet import Fleet
 from simulation.shrink import shrink
 from simulation.stores import Fault, Store
 from simulation.world import World
 
 PROGRAM = """
-from simulation.rate_alone import Fleet
+from simulation.fleet import Fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 world = World(5)

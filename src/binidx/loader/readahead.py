@@ -49,7 +49,7 @@ from binidx.loader.prediction import Prediction
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
-from binidx.storage.requests.rate_limiter import is_throttled
+from binidx.storage.requests.node_rates import is_throttled
 from binidx.storage.stats import NAMES, add_usage, count_fetches, usage, usage_since
 from binidx.storage.threads import background
 

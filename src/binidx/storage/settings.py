@@ -204,6 +204,24 @@ def leading_number(variable: str) -> int | None:
     return int(digits) if digits else None
 
 
+LAUNCHER_SIZES = (
+    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+)
+"""Variables of torchrun, Open MPI and Slurm with the number of processes, and of those on this node."""
+
+
+@functools.cache
+def fleet_size() -> tuple[int, int]:
+    """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
+    for all_processes, of_node in LAUNCHER_SIZES:
+        sizes = [leading_number(name) or 0 for name in (all_processes, of_node)]
+        if min(sizes) > 0:
+            return sizes[0], max(1, sizes[0] // sizes[1])
+    return 1, 1
+
+
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options without the key "binidx", for fsspec."""
     return {name: value for name, value in (storage_options or {}).items() if name != OURS}

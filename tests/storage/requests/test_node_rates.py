@@ -28,7 +28,7 @@ import json, os, sys
 from binidx.storage.requests.node_rates import NodeRates
 from binidx.storage.requests.request_rate import RequestRate
 rates = NodeRates(sys.argv[1])
-def change(rate, now):
+def change(rate, now, wall):
     rate.limit, rate.issued = 7.0, rate.issued + 1
     if len(sys.argv) > 2:
         os.kill(os.getpid(), 9)
@@ -38,11 +38,11 @@ print(rates.is_shared, rates.change("x", RequestRate, change))
 
 
 def issued(rates: NodeRates, partition: str = "x") -> float | None:
-    return rates.change(partition, RequestRate, lambda rate, now: rate.issued)
+    return rates.change(partition, RequestRate, lambda rate, now, wall: rate.issued)
 
 
 def take(rates: NodeRates, partition: str = "x") -> None:
-    rates.change(partition, RequestRate, lambda rate, now: rate.take(now, 1))
+    rates.change(partition, RequestRate, lambda rate, now, wall: rate.take(now, 1))
 
 
 def run_child(path: str, *arguments: str) -> str:
@@ -60,7 +60,7 @@ def test_another_process_continues_a_rate(path: str) -> None:
     take(rates)
     assert run_child(path) == "True 2.0"
     assert issued(rates) == 2
-    assert rates.change("x", RequestRate, lambda rate, now: rate.limit) == 7.0
+    assert rates.change("x", RequestRate, lambda rate, now, wall: rate.limit) == 7.0
 
 
 def test_the_file_and_its_directory_are_private(path: str) -> None:
@@ -129,7 +129,7 @@ def test_rates_of_an_earlier_boot_or_hour_are_forgotten(path: str) -> None:
     for shift in (-2 * node_rates.FORGET_SECONDS, 1e6):
         rates.forget()
         rates.change(
-            "x", RequestRate, lambda rate, now, shift=shift: vars(rate).update(issued=5.0, updated=now + shift)
+            "x", RequestRate, lambda rate, now, wall, shift=shift: vars(rate).update(issued=5.0, updated=now + shift)
         )
         assert issued(rates) == 0
 
@@ -165,7 +165,7 @@ def odd_records() -> Iterator[dict[str, float]]:
 
 
 def put(rates: NodeRates, record: Mapping[str, float]) -> None:
-    def change(rate: RequestRate, now: float) -> None:
+    def change(rate: RequestRate, now: float, wall: float) -> None:
         for name, value in record.items():
             setattr(rate, name, value)
 
@@ -174,7 +174,7 @@ def put(rates: NodeRates, record: Mapping[str, float]) -> None:
 
 @pytest.mark.parametrize(("served", "refused"), [(0, 0), (20, 0), (10, 10)])
 def test_an_odd_record_raises_nothing_and_lets_no_request_wait_for_ever(path: str, served: int, refused: int) -> None:
-    def use(rate: RequestRate, now: float) -> float:
+    def use(rate: RequestRate, now: float, wall: float) -> float:
         """Return the tickets before a new one, or the seconds until it is due: what is less."""
         rate.note(now, served, refused)
         return rate.seconds_until(rate.take(now, 1)) * min(1.0, rate.limit) if rate.is_limited else 0.0
@@ -186,7 +186,7 @@ def test_an_odd_record_raises_nothing_and_lets_no_request_wait_for_ever(path: st
         wait = rates.change("x", RequestRate, use)
         assert wait is not None, record
         assert wait <= request_rate.LONGEST_WAIT_SECONDS + 1, record
-        assert rates.change("x", RequestRate, lambda rate, now: rate.is_possible()), record
+        assert rates.change("x", RequestRate, lambda rate, now, wall: rate.is_possible()), record
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,13 +14,13 @@ from servers.rated_objects import RatedServer, rated_objects
 
 from binidx.errors import StorageError
 from binidx.storage.location import Location
-from binidx.storage.requests import rate_limiter
-from binidx.storage.requests.node_rates import NodeRates, node_rates
-from binidx.storage.requests.rate_limiter import RateLimiter, fleet_size, is_throttled
+from binidx.storage.requests import rate_limiter, scheduler
+from binidx.storage.requests.node_rates import NodeRates, is_throttled, node_rates
+from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
 from binidx.storage.requests.scheduler import ReadRequests
-from binidx.storage.settings import ReadSettings
+from binidx.storage.settings import ReadSettings, fleet_size
 from binidx.storage.stats import usage, usage_since
 from binidx.storage.stores.driver_errors import HTTPStatusError
 from binidx.storage.usage_report import report
@@ -46,7 +46,6 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
     rates = NodeRates(None)
 
     async def run() -> None:
-        location = Location("memory://b/k")
         done = asyncio.Event()
 
         def send(read: Read, place: int) -> None:
@@ -54,8 +53,8 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
             if len(sent) == len(reads):
                 done.set()
 
-        rates.change(location.partitions[0], lambda: RequestRate(limit=limit), lambda rate, now: rate.take(now, 1))
-        limiter = RateLimiter(location, asyncio.get_running_loop(), send, 128, rates=rates)
+        rates.change("folder", lambda: RequestRate(limit=limit), lambda rate, now, wall: rate.take(now, 1))
+        limiter = RateLimiter("folder", FirstLimits(), rates, asyncio.get_running_loop(), send, 128)
         limiter.note_refusal()
         for read in reads:
             read.limiter = limiter
@@ -75,26 +74,24 @@ def test_a_fleet_of_any_size_keeps_its_rates(monkeypatch: pytest.MonkeyPatch, nu
     fleet_size.cache_clear()
     assert fleet_size() == (8 * num_nodes, num_nodes)
 
-    async def new_rate() -> RequestRate:
-        return RateLimiter(Location("gs://b/k"), asyncio.get_running_loop(), lambda read, place: None, 128)._new()
-
     try:
-        assert asyncio.run(new_rate()).is_possible()
+        assert FirstLimits.of_fleet(*fleet_size(), 5_000.0, 1_200.0).new_rate().is_possible()
     finally:
         fleet_size.cache_clear()
 
 
 def test_a_process_takes_new_tickets_where_others_limited_a_forgotten_rate_anew() -> None:
     async def run() -> None:
-        sent, rates, location = asyncio.Event(), NodeRates(None), Location("memory://b/k")
-        rates.change(location.partitions[0], lambda: RequestRate(limit=50.0, issued=1e5, clock=1e5), lambda *_: None)
-        limiter = RateLimiter(location, asyncio.get_running_loop(), lambda read, place: sent.set(), 128, rates=rates)
+        sent, rates = asyncio.Event(), NodeRates(None)
+        rates.change("folder", lambda: RequestRate(limit=50.0, issued=1e5, clock=1e5), lambda *_: None)
+        own = "folder", FirstLimits(), rates, asyncio.get_running_loop()
+        limiter = RateLimiter(*own, lambda read, place: sent.set(), 128)
         limiter.note_refusal()
         read = Read(0)
         read.limiter = limiter
         assert not limiter.admits(read, 0)
         rates.forget()
-        rates.change(location.partitions[0], lambda: RequestRate(limit=50.0), lambda *_: None)
+        rates.change("folder", lambda: RequestRate(limit=50.0), lambda *_: None)
         await asyncio.wait_for(sent.wait(), 60)  # ticket 100,000 would be due in half an hour
 
     asyncio.run(run())
@@ -108,13 +105,8 @@ def test_the_oldest_read_goes_first() -> None:
 def test_slow_start_widens_with_responses_and_time() -> None:
     async def run() -> tuple[int, int]:
         sent: list[int] = []
-        limiter = RateLimiter(
-            Location("memory://b/k"),
-            asyncio.get_running_loop(),
-            lambda read, place: sent.append(place),
-            128,
-            rates=NodeRates(None),
-        )
+        own = "folder", FirstLimits(), NodeRates(None), asyncio.get_running_loop()
+        limiter = RateLimiter(*own, lambda read, place: sent.append(place), 128)
         read = Read(0)
         read.limiter = limiter
         admitted = sum(limiter.admits(read, place) for place in range(100))
@@ -149,7 +141,7 @@ def read(reader: RemoteObject) -> None:
 
 def rate_of(reader: RemoteObject, level: int = 0) -> RequestRate:
     found = node_rates().change(
-        reader.location.partitions[level], RequestRate, lambda rate, now: RequestRate(**vars(rate))
+        reader.location.partitions[level], RequestRate, lambda rate, now, wall: RequestRate(**vars(rate))
     )
     assert found is not None
     return found
@@ -253,7 +245,7 @@ def test_processes_without_a_shared_file_adapt_alone_and_the_report_says_so(
     server: RatedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.become(rate=100, burst_seconds=0.5)
-    monkeypatch.setattr(rate_limiter, "node_rates", lambda: alone)
+    monkeypatch.setattr(scheduler, "node_rates", lambda: alone)
     alone = NodeRates(None)
     read(open_it(server))
     assert "(each process by itself)" in report()

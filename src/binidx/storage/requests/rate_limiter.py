@@ -16,24 +16,15 @@ have waiting requests get equal parts. A refused request goes back to its place 
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import heapq
-import logging
 import math
-import os
-import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from binidx.errors import redacted
-from binidx.storage.location import Location
-from binidx.storage.requests.node_rates import NodeRates, node_rates
 from binidx.storage.requests.request_rate import LEAST, RequestRate
-from binidx.storage.settings import leading_number
-from binidx.storage.stats import add_usage
 
-logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 FIRST_WINDOW, FLEET_WINDOW, FLEET_GROWTH = 16, 64, 0.25
 """Requests that a process sends at first, those of all processes of a fleet, and by how many a response widens the
@@ -41,13 +32,6 @@ window of a process of a fleet: with 1 a limit that all of them meet is exceeded
 
 FLEET_RATE = 200.0
 """Requests a second that all nodes of a fleet send at most if a store refuses some of their first requests."""
-
-LAUNCHER_SIZES = (
-    ("WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-)
-"""Variables of torchrun, Open MPI and Slurm with the number of processes, and of those on this node."""
 
 WIDEN_SECONDS = 0.1
 SHARED_COUNT, SHARED_COUNT_OF_BUCKET = 16, 256
@@ -63,31 +47,71 @@ BUSY_SECONDS = 0.005
 FEW_REFUSALS = 2.5
 """Evidence of a folder up to which its refusals count for its bucket: two, so those of three folders limit a bucket."""
 
-THROTTLED_SECONDS = 1.0
-"""Time for which a process counts as throttled after a request of it had to wait."""
-
 LOG_AFTER_SECONDS, FADE_SECONDS, LOG_SECONDS = 1.5, 10.0, 60.0
 """Time of waiting after which a throttling store is logged, the one in which it fades, and the time between two lines:
 a store for which requests wait two fifths of the time is logged within 5 s."""
 
 
-def is_throttled() -> bool:
-    """Return whether requests of this process wait for a rate, or did a moment ago."""
-    return time.monotonic() < _throttled_until.get(os.getpid(), 0.0)
+@dataclass(frozen=True)
+class FirstLimits:
+    """Limits of a process for a partition that is new to it.
+
+    Args:
+        window: requests in flight.
+        widening: by how many a response widens the window.
+        rate: requests a second of its node once a store refuses some of the first ones.
+        ceiling, doubling_seconds: rate at which the store begins to grow, as its prices say, for this node.
+    """
+
+    window: int = FIRST_WINDOW
+    widening: float = 1.0
+    rate: float = math.inf
+    ceiling: float = math.inf
+    doubling_seconds: float = math.inf
+
+    @classmethod
+    def of_fleet(
+        cls, num_processes: int, num_nodes: int, ceiling: float = math.inf, doubling_seconds: float = math.inf
+    ) -> FirstLimits:
+        """Divide the limits of a fleet over its processes and nodes; (1, 1): their number is not known."""
+        ceiling = max(ceiling / num_nodes, LEAST) if doubling_seconds < math.inf else math.inf
+        if num_nodes == 1:
+            return cls(ceiling=ceiling, doubling_seconds=doubling_seconds)
+        window = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes))
+        return cls(window, FLEET_GROWTH, max(FLEET_RATE / num_nodes, LEAST), ceiling, doubling_seconds)
+
+    def new_rate(self) -> RequestRate:
+        """Return the rate of a partition without one."""
+        return RequestRate(ceiling=self.ceiling, doubling_seconds=self.doubling_seconds, first_limit=self.rate)
 
 
-@functools.cache
-def fleet_size() -> tuple[int, int]:
-    """Return the number of processes and of nodes that a launcher started, as far as its variables show; else 1, 1."""
-    for all_processes, of_node in LAUNCHER_SIZES:
-        sizes = [leading_number(name) or 0 for name in (all_processes, of_node)]
-        if min(sizes) > 0:
-            return sizes[0], max(1, sizes[0] // sizes[1])
-    return 1, 1
+class Timer(Protocol):
+    """Call that is still to come."""
+
+    def cancel(self) -> None:
+        """Forget it."""
 
 
-_throttled_until: dict[int, float] = {}
-"""Process -> until when it counts as throttled, by `time.monotonic`."""
+class Timers(Protocol):
+    """Calls of a function after some seconds: an event loop."""
+
+    def call_later(self, seconds: float, function: Callable[[], None], /) -> Timer:
+        """Call a function later."""
+
+
+class SharedRates(Protocol):
+    """Rates of the node's processes, by partition, and the clocks."""
+
+    def change(
+        self, partition: str, new: Callable[[], RequestRate], change: Callable[[RequestRate, float, float], Result]
+    ) -> Result | None:
+        """Return `change(rate, now, wall time)`; None if another process is changing one."""
+
+    def note_waiting(self, now: float, seconds: float, rate: RequestRate) -> None:
+        """Count seconds in which requests of this process waited for a rate."""
+
+    def log_throttling(self, partition: str, waited_seconds: float, rate: RequestRate) -> None:
+        """Log that a store throttles this process."""
 
 
 class WaitingRead(Protocol):
@@ -108,11 +132,11 @@ class RateLimiter:
     """Limiter of one partition. All methods must be called on one event loop.
 
     Args:
-        location: an object of the partition.
+        name: of the partition.
         send: is called with a read and the number of its request that may be sent now.
         largest_window: requests in flight at which the slow start ends.
-        name: of the partition; that of the location's folder if it is None.
-        bucket: limiter of its bucket.
+        bucket: limiter of the bucket above it.
+        is_above: whether this is the limiter of a bucket above those of its folders.
 
     Attributes:
         in_flight: requests that were admitted or sent beside others, and have not ended; of a bucket not counted.
@@ -121,32 +145,26 @@ class RateLimiter:
 
     def __init__(
         self,
-        location: Location,
-        loop: asyncio.AbstractEventLoop,
+        name: str,
+        first: FirstLimits,
+        rates: SharedRates,
+        timers: Timers,
         send: Callable[[Any, int], None],
         largest_window: int,
-        name: str | None = None,
+        *,
         bucket: RateLimiter | None = None,
-        rates: NodeRates | None = None,
+        is_above: bool = False,
     ) -> None:
-        prices = location.store.prices()
-        num_processes, num_nodes = fleet_size()
-        doubling = prices.doubling_seconds
-        ceiling = max(prices.reads_per_second / num_nodes, LEAST) if doubling < math.inf else math.inf
-        first_limit = max(FLEET_RATE / num_nodes, LEAST) if num_nodes > 1 else math.inf
-        self._new = lambda: RequestRate(ceiling=ceiling, doubling_seconds=doubling, first_limit=first_limit)
-        self._name, self._loop, self._send, self._bucket = name or location.partitions[0], loop, send, bucket
-        self._rates = rates or node_rates()
+        self._name, self._first, self._rates, self._timers, self._send = name, first, rates, timers, send
+        self._bucket = bucket
         self._line: list[tuple[int, int, WaitingRead]] = []
-        first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
-        self._is_fleet, self._widening = num_nodes > 1, FLEET_GROWTH if num_nodes > 1 else 1.0
-        self._window, self._largest_window = float(min(first, largest_window)), largest_window
+        self._window, self._largest_window = float(min(first.window, largest_window)), largest_window
         self._served, self._refused, self._shared_count = 0, 0, SHARED_COUNT
-        if self._name != location.partitions[0]:
+        if is_above:
             self._window, self._shared_count = math.inf, SHARED_COUNT_OF_BUCKET  # folders have windows of their own
         self._has_answered = False
         self._ticket, self._num_tickets = 0.0, 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
         self._is_limited, self._evidence, self._refused_share = False, 0.0, 0.0
         self.in_flight, self.answered_at = 0, -math.inf
@@ -183,7 +201,7 @@ class RateLimiter:
         self.answered_at = now
         self._has_answered = True
         if self._window < self._largest_window:
-            self._window += self._widening
+            self._window += self._first.widening
         counters = (self,) if self._bucket is None or self._is_limited else (self, self._bucket)
         for counter in counters:
             counter._served += 1
@@ -224,7 +242,7 @@ class RateLimiter:
             self._timer = None
         while self._line and self._line[0][2].over:
             heapq.heappop(self._line)
-        exchanged = self._rates.change(self._name, self._new, self._exchange)
+        exchanged = self._rates.change(self._name, self._first.new_rate, self._exchange)
         num_due, seconds = (0, BUSY_SECONDS) if exchanged is None else exchanged
         for _ in range(num_due):
             self._send_oldest()
@@ -234,11 +252,11 @@ class RateLimiter:
         if not (self._line and self._is_limited):
             self._counted_at = math.inf
         elif self._timer is None:
-            self._timer = self._loop.call_later(seconds, self._advance)
+            self._timer = self._timers.call_later(seconds, self._advance)
 
     def _widen(self) -> None:
         self._timer = None
-        if self._has_answered or not self._is_fleet:  # of a fleet, most requests may be refused a second later
+        if self._has_answered or self._first.widening == 1:  # of a fleet, most requests may be refused a second later
             self._window = min(2 * self._window, self._largest_window)
         self._has_answered = False
         self._send_window()
@@ -246,12 +264,12 @@ class RateLimiter:
 
     def _wait_for_window(self) -> None:
         if self._line and self._timer is None and self._window < self._largest_window:
-            self._timer = self._loop.call_later(WIDEN_SECONDS, self._widen)
+            self._timer = self._timers.call_later(WIDEN_SECONDS, self._widen)
 
-    def _exchange(self, rate: RequestRate, now: float) -> tuple[int, float]:
+    def _exchange(self, rate: RequestRate, now: float, wall: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""
         usual_share = self._bucket._refused_share if self._bucket is not None and self._bucket.is_limited else 0.0
-        rate.note(now, self._served, self._refused, wall=time.time(), usual_share=usual_share)
+        rate.note(now, self._served, self._refused, wall=wall, usual_share=usual_share)
         self._served = self._refused = 0
         self._is_limited, self._evidence, self._refused_share = rate.is_limited, rate.evidence, rate.refused_share
         self.answered_at = max(self.answered_at, rate.answered_at)
@@ -273,25 +291,10 @@ class RateLimiter:
         """Count the time since the last call if requests waited in it, and log it when it becomes long."""
         if not (rate.is_limited and self._line):
             return
-        _throttled_until[os.getpid()] = now + THROTTLED_SECONDS
         seconds = max(0.0, now - self._counted_at)
         self._waited = self._waited * math.exp(min(0.0, self._waited_at - now) / FADE_SECONDS) + seconds
         self._waited_at = self._counted_at = now
-        add_usage(
-            {
-                "throttled_seconds": seconds,
-                "throttled_allowed": rate.limit * seconds,
-                "throttled_served": rate.goodput * seconds,
-                "throttled_alone": 0.0 if self._rates.is_shared else seconds,
-            }
-        )
+        self._rates.note_waiting(now, seconds, rate)
         if self._waited > LOG_AFTER_SECONDS and now - self._logged_at > LOG_SECONDS:
             self._logged_at = now
-            sharing = "the processes of this node send" if self._rates.is_shared else "this process alone sends"
-            logger.warning(
-                "%s: throttled for %.1f of the last 10 s: serves %.0f requests/s, refuses %.1f %%; %s %.0f/s at most, "
-                "and reads ahead no further. Fewer requests: BINIDX_CACHE_DIR, a baked run; the limit of a store: "
-                "binidx plan --tokens-per-second",
-                *(redacted(self._name), self._waited, rate.goodput, 100 * rate.refused_share),
-                *(sharing, rate.limit),
-            )
+            self._rates.log_throttling(self._name, self._waited, rate)

@@ -37,7 +37,8 @@ from binidx.errors import StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import Scope, current_scope
-from binidx.storage.requests.rate_limiter import RateLimiter
+from binidx.storage.requests.node_rates import node_rates
+from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.retries import (
     ANSWERED,
     History,
@@ -50,7 +51,7 @@ from binidx.storage.requests.retries import (
     shortly,
     warn_of_outage,
 )
-from binidx.storage.settings import ReadSettings
+from binidx.storage.settings import ReadSettings, fleet_size
 from binidx.storage.stores.driver_errors import retry_after
 from binidx.storage.threads import io_loop
 
@@ -247,11 +248,15 @@ class Scheduler:
 
     def _open_limiter(self, location: Location) -> RateLimiter:
         """Return the limiter of an object's folder, which is opened after that of its bucket."""
+        prices, names = location.store.prices(), location.partitions
+        first = FirstLimits.of_fleet(*fleet_size(), prices.reads_per_second, prices.doubling_seconds)
         above: RateLimiter | None = None
-        for name in reversed(location.partitions):
-            above = self._limiters.get(name) or RateLimiter(location, self.loop, self._admit, self.limit, name, above)
-            self._limiters[name] = above
-        return self._limiters[location.partitions[0]]
+        for name in reversed(names):
+            if name not in self._limiters:
+                own = name, first, node_rates(), self.loop, self._admit, self.limit
+                self._limiters[name] = RateLimiter(*own, bucket=above, is_above=name != names[0])
+            above = self._limiters[name]
+        return self._limiters[names[0]]
 
     def _admit(self, read: ReadRequests, place: int) -> None:
         """Queue a request that waited for its limiter."""
