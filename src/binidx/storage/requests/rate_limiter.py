@@ -16,7 +16,6 @@ have waiting requests get equal parts. A refused request goes back to its place 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import heapq
 import logging
@@ -24,12 +23,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from binidx.errors import redacted
 from binidx.storage.location import Location
 from binidx.storage.requests.node_rates import NodeRates, node_rates
 from binidx.storage.requests.request_rate import LEAST, RequestRate
+from binidx.storage.requests.request_schedule import Read
 from binidx.storage.settings import leading_number
 from binidx.storage.stats import add_usage
 
@@ -90,29 +90,17 @@ _throttled_until: dict[int, float] = {}
 """Process -> until when it counts as throttled, by `time.monotonic`."""
 
 
-class WaitingRead(Protocol):
-    """A read in the line.
-
-    Attributes:
-        number: order in which reads came.
-        over: whether it has ended.
-        limiter: of its folder.
-    """
-
-    number: int
-    over: bool
-    limiter: RateLimiter
-
-
 class RateLimiter:
     """Limiter of one partition. All methods must be called on one event loop.
 
     Args:
         location: an object of the partition.
+        later: calls a function after some seconds, unless the timer that it returns is cancelled.
         send: is called with a read and the number of its request that may be sent now.
         largest_window: requests in flight at which the slow start ends.
         name: of the partition; that of the location's folder if it is None.
         bucket: limiter of its bucket.
+        rates: of the partitions; None: those that the processes of this node share.
 
     Attributes:
         in_flight: requests that were admitted or sent beside others, and have not ended; of a bucket not counted.
@@ -122,12 +110,13 @@ class RateLimiter:
     def __init__(
         self,
         location: Location,
-        loop: asyncio.AbstractEventLoop,
+        later: Callable[[float, Callable[[], None]], Any],
         send: Callable[[Any, int], None],
         largest_window: int,
         name: str | None = None,
         bucket: RateLimiter | None = None,
         rates: NodeRates | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         prices = location.store.prices()
         num_processes, num_nodes = fleet_size()
@@ -135,9 +124,9 @@ class RateLimiter:
         ceiling = max(prices.reads_per_second / num_nodes, LEAST) if doubling < math.inf else math.inf
         first_limit = max(FLEET_RATE / num_nodes, LEAST) if num_nodes > 1 else math.inf
         self._new = lambda: RequestRate(ceiling=ceiling, doubling_seconds=doubling, first_limit=first_limit)
-        self._name, self._loop, self._send, self._bucket = name or location.partitions[0], loop, send, bucket
-        self._rates = rates or node_rates()
-        self._line: list[tuple[int, int, WaitingRead]] = []
+        self._name, self._later, self._send, self._bucket = name or location.partitions[0], later, send, bucket
+        self._rates, self._wall_clock = rates or node_rates(), wall_clock
+        self._line: list[tuple[int, int, Read]] = []
         first = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes)) if num_nodes > 1 else FIRST_WINDOW
         self._is_fleet, self._widening = num_nodes > 1, FLEET_GROWTH if num_nodes > 1 else 1.0
         self._window, self._largest_window = float(min(first, largest_window)), largest_window
@@ -146,7 +135,7 @@ class RateLimiter:
             self._window, self._shared_count = math.inf, SHARED_COUNT_OF_BUCKET  # folders have windows of their own
         self._has_answered = False
         self._ticket, self._num_tickets = 0.0, 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Any = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
         self._is_limited, self._evidence, self._refused_share = False, 0.0, 0.0
         self.in_flight, self.answered_at = 0, -math.inf
@@ -156,7 +145,7 @@ class RateLimiter:
         """True if requests wait for tickets, of this partition or of its bucket."""
         return self._is_limited or (self._bucket is not None and self._bucket._is_limited)
 
-    def admits(self, read: WaitingRead, place: int) -> bool:
+    def admits(self, read: Read, place: int) -> bool:
         """Return whether a request may be sent now; if not, it waits in the line."""
         if self._bucket is not None and self._bucket._is_limited and not self._is_limited:
             return self._bucket.admits(read, place)
@@ -174,7 +163,7 @@ class RateLimiter:
         is_throttling = self._is_limited and bool(self._line)
         return is_throttling or (self._bucket is not None and self._bucket.is_throttling)
 
-    def holds(self, read: WaitingRead) -> bool:
+    def holds(self, read: Read) -> bool:
         """Return whether a request of a read waits in the line."""
         return any(waiting is read for _, _, waiting in self._line) or bool(self._bucket and self._bucket.holds(read))
 
@@ -234,7 +223,7 @@ class RateLimiter:
         if not (self._line and self._is_limited):
             self._counted_at = math.inf
         elif self._timer is None:
-            self._timer = self._loop.call_later(seconds, self._advance)
+            self._timer = self._later(seconds, self._advance)
 
     def _widen(self) -> None:
         self._timer = None
@@ -246,12 +235,12 @@ class RateLimiter:
 
     def _wait_for_window(self) -> None:
         if self._line and self._timer is None and self._window < self._largest_window:
-            self._timer = self._loop.call_later(WIDEN_SECONDS, self._widen)
+            self._timer = self._later(WIDEN_SECONDS, self._widen)
 
     def _exchange(self, rate: RequestRate, now: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""
         usual_share = self._bucket._refused_share if self._bucket is not None and self._bucket.is_limited else 0.0
-        rate.note(now, self._served, self._refused, wall=time.time(), usual_share=usual_share)
+        rate.note(now, self._served, self._refused, wall=self._wall_clock(), usual_share=usual_share)
         self._served = self._refused = 0
         self._is_limited, self._evidence, self._refused_share = rate.is_limited, rate.evidence, rate.refused_share
         self.answered_at = max(self.answered_at, rate.answered_at)
