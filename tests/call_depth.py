@@ -24,17 +24,17 @@ import numpy as np
 from servers.seaweed import s3_server
 
 import binidx
-from binidx.storage.requests import scheduler
+from binidx.storage.requests.scheduler import scheduler
 
 PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 STANDARD = f"{PACKAGE}forks.py"
 """Module that is not counted, as functools is not: its `cached_property` stands for that one."""
 
-LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 54, "cold build": 67}
-"""They only fall: a rise needs a line on the decision page of the change, as `orders.md` has for this one."""
+LIMITS = {"dataset[i]": 18, "batch of 8": 18, "build with cached index": 55, "cold build": 68}
+"""They only fall: a rise needs a line on the decision page of the change, as `simulation.md` has for this one."""
 
 CALLS = {"build with cached index": 1_750}
-"""Most calls of Python functions, which only falls, too: 1,675 on a quiet machine, some more if requests are late."""
+"""Most calls of Python functions, which only falls, too: 1,665 on a quiet machine, some more if requests are late."""
 
 called: list[str] | None = None
 """The file of each call of the running measurement."""
@@ -120,10 +120,11 @@ def measure(bucket: str) -> dict[str, Counter[str]]:
 
 
 def main() -> int:
-    scheduler.WATCH_SECONDS = 3600.0  # a slow machine looks more often for late requests
     # Before any thread starts: Python 3.11 cannot set the profile function of a running thread.
     threading.setprofile(record)
     sys.setprofile(record)
+    for limit in (64, 128):  # with a driver, and without
+        scheduler(limit).schedule.watch_seconds = 3600.0  # a slow machine looks more often for late requests
     with tempfile.TemporaryDirectory() as directory, s3_server(Path(directory, "server")) as server:
         os.environ |= {"BINIDX_INDEX_DIR": f"{directory}/node", "BINIDX_HEDGE": "0"}
         with server.in_environment():

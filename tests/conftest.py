@@ -26,8 +26,7 @@ from servers.http_objects import Server, http_objects
 from servers.seaweed import S3Server, s3_server
 
 from binidx.storage.requests.node_rates import node_rates
-from binidx.storage.requests.retries import ANSWERED
-from binidx.storage.requests.scheduler import _schedulers
+from binidx.storage.requests.scheduler import STORE_TIMES, _schedulers
 
 # No test depends on the speed of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -180,10 +179,10 @@ def local_workers_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _unknown_stores() -> None:
     """No store has answered yet: tests give one name to many servers."""
-    ANSWERED.clear()
+    STORE_TIMES.answered.clear()
     node_rates().forget()
     for scheduler in _schedulers.values():
-        scheduler._limiters.clear()
+        scheduler.limiters.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from binidx.storage.cache.block_files import CachedContent, write_meta
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import CacheQuota
 from binidx.storage.open import open_object
-from binidx.storage.requests.retries import History, is_transient, out_of_time
+from binidx.storage.requests.retries import Failure, History, is_transient, out_of_time
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 from binidx.storage.stores.registry import open_store
 from binidx.tools import main
@@ -156,8 +156,8 @@ def test_a_cached_object_that_an_earlier_version_named_by_a_signed_url_is_pruned
 
 def test_no_cause_of_a_read_that_ran_out_of_time_has_a_signature() -> None:
     history = History(0.0)
-    history.note(ConnectionResetError(f"GET {SIGNED}"))
-    error = out_of_time(SIGNED, "bytes 1-5", history, 60.0)
+    history.note(Failure(ConnectionResetError(f"GET {SIGNED}")), 60.0)
+    error = out_of_time(SIGNED, "bytes 1-5", history, 0.0, 60.0)
     text = "".join(traceback.format_exception(error))
     assert "ConnectionResetError: GET https://b.example/en.jsonl" in text
     assert "5ec4e7" not in text

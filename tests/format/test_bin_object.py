@@ -346,7 +346,7 @@ def test_a_lookup_has_the_deadline_of_the_settings(server: Server, end: str) -> 
     location = Location(f"{server.endpoint}/en.{end}", {"binidx": {"deadline_seconds": 3_600, "concurrency": 77}})
     found = OPENS.submit(lambda: find_object(location))
     gate.came.wait()
-    deadlines = {read.seconds for read, _, _ in scheduler(77)._running.values()}
+    deadlines = {read.settings.deadline_seconds for _, read, _, _ in scheduler(77).schedule.in_flight.values()}
     gate.opened.set()
     assert deadlines == {3_600}
     assert (found.result() is not None) == (end != "bin.zst")

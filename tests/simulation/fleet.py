@@ -20,8 +20,8 @@ from simulation.world import World
 
 from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.request_rate import RequestRate
-from binidx.storage.requests.retries import FIRST_PAUSE, LONGEST_PAUSE
-from binidx.storage.requests.scheduler import TRIES_BY_RATE
+from binidx.storage.requests.request_schedule import TRIES_BY_RATE
+from binidx.storage.requests.retries import longest_pause
 
 Result = TypeVar("Result")
 LARGEST_WINDOW = 128
@@ -41,18 +41,23 @@ class Timer:
 class Rates:
     """Rates that the processes of a node share, by partition.
 
+    Args:
+        busy_share: changes that find another process at work.
+
     Attributes:
         waited: seconds in which processes waited for a rate.
         lines: seconds at which a process logged that it is throttled.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world, self.by_partition = world, dict[str, RequestRate]()
+    def __init__(self, world: World, busy_share: float = 0.0) -> None:
+        self.world, self.busy_share, self.by_partition = world, busy_share, dict[str, RequestRate]()
         self.waited, self.lines = 0.0, list[float]()
 
     def change(
         self, partition: str, new: Callable[[], RequestRate], change: Callable[[RequestRate, float, float], Result]
-    ) -> Result:
+    ) -> Result | None:
+        if self.busy_share and self.world.random.random() < self.busy_share:
+            return None
         if (rate := self.by_partition.get(partition)) is None:
             rate = self.by_partition[partition] = new()
             rate.updated = self.world.now
@@ -113,11 +118,9 @@ class Process:
         self.fleet, self.world, self.node, self.name, self.folders = fleet, fleet.world, node, name, folders
         self.num_reads = self.num_steps = self.outstanding = self.in_flight = 0
         self.waits: list[float] = []
-        self.bucket = RateLimiter("*", fleet.first, node.rates, self, self.send, LARGEST_WINDOW, is_above=True)
-        self.limiters = {
-            folder: RateLimiter(folder, fleet.first, node.rates, self, self.send, LARGEST_WINDOW, bucket=self.bucket)
-            for folder in folders
-        }
+        own: Any = fleet.first, node.rates, self.call_later, self.send, LARGEST_WINDOW
+        self.bucket = RateLimiter("*", *own, is_above=True)
+        self.limiters = {folder: RateLimiter(folder, *own, bucket=self.bucket) for folder in folders}
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         timer = Timer()
@@ -156,7 +159,7 @@ class Process:
             read.limiter.note_refusal()
             failures = read.failures[place] = read.failures.get(place, 0) + 1
             failures -= TRIES_BY_RATE if read.limiter.is_limited else 0
-            longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)) if failures > 0 else 0.0
+            longest = longest_pause(failures) if failures > 0 else 0.0
             self.world.later(self.world.random.uniform(0, longest), self.name, "again", self.submit, read, place)
             return
         read.limiter.note_response(self.world.now)

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from binidx import errors
 from binidx.registries import Registrations
-from binidx.storage.requests.retries import pause
+from binidx.storage.requests.scheduler import pause
 
 ATTEMPTS = 5
 """Most attempts of one task. If the worker pool is lost while it runs several tasks, none of these attempts counts."""

@@ -18,7 +18,7 @@ from binidx.jobs.parts import PartType, Values, Workers, make_parts
 from binidx.jobs.progress import ProgressWatcher, Unit
 from binidx.jobs.runner import ATTEMPTS
 from binidx.storage.location import Location
-from binidx.storage.requests.retries import pause
+from binidx.storage.requests.scheduler import pause
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.publish import delete_object
 

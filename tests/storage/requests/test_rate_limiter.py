@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from binidx.storage.requests.node_rates import NodeRates, is_throttled, node_rat
 from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
-from binidx.storage.requests.scheduler import ReadRequests
+from binidx.storage.requests.request_schedule import HedgeTimer, Read, RequestSchedule
+from binidx.storage.requests.retries import Failure, StoreTimes
 from binidx.storage.settings import ReadSettings, fleet_size
 from binidx.storage.stats import usage, usage_since
 from binidx.storage.stores.driver_errors import HTTPStatusError
@@ -32,7 +33,9 @@ RANGES = [(start, start + 10) for start in range(0, 1_000_000, 5_000)]
 # Without a server: these come first, as an error in a timer of the limiter lets reads of a server wait for ever.
 
 
-class Read:
+class Waiting:
+    """A read in the line of a limiter."""
+
     over = False
     limiter: RateLimiter
 
@@ -40,7 +43,41 @@ class Read:
         self.number = number
 
 
-def run_limiter(limit: float, reads: list[Read]) -> list[int]:
+class Open:
+    """A limiter that admits all."""
+
+    in_flight, answered_at, is_limited, is_throttling = 0, -math.inf, False, False
+
+    def admits(self, read: Any, index: int) -> bool:
+        return True
+
+    def holds(self, read: Any) -> bool:
+        return False
+
+    def note_response(self, now: float) -> None:
+        pass
+
+    def note_refusal(self) -> None:
+        pass
+
+    def note_end(self) -> None:
+        pass
+
+
+class Idle:
+    """A carrier for requests that are not sent."""
+
+    def cancel(self, number: int) -> None:
+        pass
+
+    def end(self, read: Any, error: BaseException | None) -> None:
+        pass
+
+    def log(self, *about: Any) -> None:
+        pass
+
+
+def run_limiter(limit: float, reads: list[Waiting]) -> list[int]:
     """Admit one request of each read, in the given order, under a limit; return the order in which they were sent."""
     sent: list[int] = []
     rates = NodeRates(None)
@@ -48,13 +85,13 @@ def run_limiter(limit: float, reads: list[Read]) -> list[int]:
     async def run() -> None:
         done = asyncio.Event()
 
-        def send(read: Read, place: int) -> None:
+        def send(read: Waiting, place: int) -> None:
             sent.append(read.number)
             if len(sent) == len(reads):
                 done.set()
 
         rates.change("folder", lambda: RequestRate(limit=limit), lambda rate, now, wall: rate.take(now, 1))
-        limiter = RateLimiter("folder", FirstLimits(), rates, asyncio.get_running_loop(), send, 128)
+        limiter = RateLimiter("folder", FirstLimits(), rates, asyncio.get_running_loop().call_later, send, 128)
         limiter.note_refusal()
         for read in reads:
             read.limiter = limiter
@@ -84,10 +121,10 @@ def test_a_process_takes_new_tickets_where_others_limited_a_forgotten_rate_anew(
     async def run() -> None:
         sent, rates = asyncio.Event(), NodeRates(None)
         rates.change("folder", lambda: RequestRate(limit=50.0, issued=1e5, clock=1e5), lambda *_: None)
-        own = "folder", FirstLimits(), rates, asyncio.get_running_loop()
+        own = "folder", FirstLimits(), rates, asyncio.get_running_loop().call_later
         limiter = RateLimiter(*own, lambda read, place: sent.set(), 128)
         limiter.note_refusal()
-        read = Read(0)
+        read = Waiting(0)
         read.limiter = limiter
         assert not limiter.admits(read, 0)
         rates.forget()
@@ -98,16 +135,16 @@ def test_a_process_takes_new_tickets_where_others_limited_a_forgotten_rate_anew(
 
 
 def test_the_oldest_read_goes_first() -> None:
-    assert run_limiter(20.0, [Read(number) for number in (5, 3, 4, 1, 2)]) == [1, 2, 3, 4, 5]
+    assert run_limiter(20.0, [Waiting(number) for number in (5, 3, 4, 1, 2)]) == [1, 2, 3, 4, 5]
     assert is_throttled()
 
 
 def test_slow_start_widens_with_responses_and_time() -> None:
     async def run() -> tuple[int, int]:
         sent: list[int] = []
-        own = "folder", FirstLimits(), NodeRates(None), asyncio.get_running_loop()
+        own = "folder", FirstLimits(), NodeRates(None), asyncio.get_running_loop().call_later
         limiter = RateLimiter(*own, lambda read, place: sent.append(place), 128)
-        read = Read(0)
+        read = Waiting(0)
         read.limiter = limiter
         admitted = sum(limiter.admits(read, place) for place in range(100))
         limiter.note_response(1.0)
@@ -219,11 +256,15 @@ def test_retry_after_delays_only_the_refused_request(server: RatedServer) -> Non
 def test_a_limited_rate_decides_while_a_store_with_retry_after_answers_others(
     is_limited: bool, answered_at: float, seconds: float
 ) -> None:
-    read = ReadRequests(Location("memory://b/k"), lambda start, stop: None, [(0, 1)], ReadSettings())  # type: ignore[arg-type]
-    read.limiter = SimpleNamespace(is_limited=is_limited, answered_at=answered_at)  # type: ignore[assignment]
-    history = read.history(0, 100.0)
-    history.note(HTTPStatusError(503, "", {"retry-after": "30"}))
-    assert read.pause(history, 100.0) == seconds
+    schedule = RequestSchedule(1, Idle(), StoreTimes(print), lambda low, high: low, HedgeTimer())
+    schedule.submit(Read("memory://b/k", "memory://b", [(0, 1)], ReadSettings(), False, False), Open(), 100.0)
+    request = schedule.next(100.0)
+    assert request is not None
+    request[1].limiter.is_limited, request[1].limiter.answered_at = is_limited, answered_at
+    schedule.failed(request[0], Failure(HTTPStatusError(503), retry_after=30.0), now := 100.0)
+    while schedule.next(now) is None:
+        schedule.pass_time(now := schedule.wake_at)
+    assert now - 100 == seconds
 
 
 def test_a_store_that_grants_one_now_and_then_outlasts_deadline_and_patience(server: RatedServer) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -12,22 +10,23 @@ import aiohttp
 import pytest
 
 from binidx.errors import ShortReadError, StorageError, UnreachableError
-from binidx.storage.requests import retries
+from binidx.storage.requests.request_schedule import LARGEST_BUDGET, LATE_TIMES, HedgeTimer
 from binidx.storage.requests.retries import (
     FEW_TRIES,
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    WARN_SECONDS,
+    Failure,
     History,
+    StoreTimes,
     allowed_tries,
     given_up,
     is_outage,
     is_transient,
+    longest_pause,
     out_of_time,
-    patience_of,
-    pause,
-    warn_of_outage,
 )
-from binidx.storage.requests.scheduler import HedgeTimer
+from binidx.storage.requests.scheduler import pause
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import HTTPStatusError, retry_after
 
@@ -91,26 +90,40 @@ def test_outages_are_of_the_whole_store(error: Exception, does: bool) -> None:
     assert is_outage(error) is does
 
 
-def test_an_outage_is_logged_when_it_is_old_and_once_for_a_store(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retries, "WARN_SECONDS", 1e6)
-    now = time.monotonic()
-    for age in (0.0, 1.1e6, 1.2e6):
-        warn_of_outage("s3://logged", StatusError(500), now - age, 480.0)
-    warn_of_outage("s3://busy", StatusError(503), now - 1.1e6, 480.0)
-    assert [each.getMessage() for each in caplog.records] == [
-        "s3://logged: out for 1100000 s (StatusError 500); requests are tried again for 480 s (outage_seconds)",
-        "s3://busy: throttled for 1100000 s (StatusError 503); requests are tried again for 480 s after its last "
+def failed(*errors: Exception, began: float = 0.0, opening: bool = False) -> History:
+    """Return the history of a request with these failures, a second each."""
+    history = History(began, opening=opening)
+    for number, error in enumerate(errors, 1):
+        history.note(Failure(error), began + number)
+    return history
+
+
+def test_an_outage_is_logged_when_it_is_old_and_once_a_minute_for_a_store() -> None:
+    lines = list[str]()
+    times, settings = StoreTimes(lines.append), ReadSettings(outage_seconds=480.0)
+    for now in (0.0, WARN_SECONDS, 1.5 * WARN_SECONDS, 2 * WARN_SECONDS):
+        times.patience_left("s3://logged", failed(StatusError(500)), 0.0, now, settings)
+    times.patience_left("s3://busy", failed(StatusError(503)), 0.0, 61.0, settings)
+    assert lines == [
+        "s3://logged: out for 60 s (StatusError 500); requests are tried again for 480 s (outage_seconds)",
+        "s3://logged: out for 120 s (StatusError 500); requests are tried again for 480 s (outage_seconds)",
+        "s3://busy: throttled for 61 s (StatusError 503); requests are tried again for 480 s after its last "
         "response (outage_seconds)",
     ]
 
 
 @pytest.mark.parametrize(("opening", "seconds"), [(True, 60.0), (False, 480.0)])
 def test_the_first_request_of_a_process_waits_for_a_store_from_its_own_beginning(opening: bool, seconds: float) -> None:
-    history, settings = History(5.0, opening=opening), ReadSettings(deadline_seconds=60.0, outage_seconds=480.0)
-    history.note(StatusError(500))
-    assert patience_of("s3://silent", history, 5.0, settings) == (5.0, seconds)
+    settings = ReadSettings(deadline_seconds=60.0, outage_seconds=480.0)
+    history = failed(StatusError(500), began=5.0, opening=opening)
+    assert StoreTimes(print).patience_left("s3://silent", history, 5.0, 6.0, settings) == seconds - 1
+
+
+def test_throttling_lasts_from_the_last_response_to_others() -> None:
+    times, settings = StoreTimes(print), ReadSettings(outage_seconds=480.0)
+    times.answered["s3://b"] = 50.0
+    left = [times.patience_left("s3://b", failed(StatusError(status)), 5.0, 55.0, settings) for status in (503, 500)]
+    assert left == [475.0, 430.0]
 
 
 @pytest.mark.parametrize(
@@ -141,15 +154,14 @@ def test_pauses_grow_to_an_end_and_differ() -> None:
         drawn = [pause(failures) for _ in range(200)]
         assert 0 <= min(drawn) < max(drawn) <= min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1))
     assert max(drawn) > LONGEST_PAUSE / 2
+    assert longest_pause(7) < longest_pause(8) == longest_pause(5_000) == LONGEST_PAUSE
 
 
 def test_a_long_history_is_told_by_its_ends() -> None:
-    history = History(time.monotonic())
-    for _ in range(10):
-        history.note(StatusError(503))
-    assert re.match(r"failed 10 times in [\d.]+ s: [\d.]+ s StatusError 503, ", str(history))
-    assert ", ... 4 more ..., " in str(history)
-    error = given_up("s3://b/k", history, "range 0-9")
+    history = failed(*[StatusError(503)] * 10)
+    assert history.text(12.5).startswith("failed 10 times in 12.5 s: 1.0 s StatusError 503, 2.0 s StatusError 503, ")
+    assert ", ... 4 more ..., 8.0 s " in history.text(12.5)
+    error = given_up("s3://b/k", history, "range 0-9", 12.5)
     assert str(error).startswith("s3://b/k: StatusError: said no; range 0-9 failed 10 times")
     assert isinstance(error.__cause__, StatusError)
 
@@ -157,38 +169,34 @@ def test_a_long_history_is_told_by_its_ends() -> None:
 def test_a_history_tells_what_a_driver_hides() -> None:
     hidden = FileNotFoundError("http://host/k")
     hidden.__cause__ = ConnectionResetError("by peer")
-    history = History(time.monotonic())
-    history.note(hidden)
-    assert re.fullmatch(r"failed once in [\d.]+ s: [\d.]+ s ConnectionResetError", str(history))
+    assert failed(hidden).text(2.0) == "failed once in 2.0 s: 1.0 s ConnectionResetError"
 
 
 def test_one_failure_is_told_without_a_history() -> None:
-    history = History(time.monotonic())
-    history.note(StorageError("s3://b/k: broken"))
-    assert given_up("s3://b/k", history, "range 0-9") is history.failures[0][1]
+    error = StorageError("s3://b/k: broken")
+    assert given_up("s3://b/k", failed(error), "range 0-9", 1.0) is error
 
 
 def test_a_store_that_never_answered_is_unreachable_at_the_deadline_and_one_that_did_is_not() -> None:
-    silent, answering, down = (History(time.monotonic(), opening=True) for _ in range(3))
-    answering.note(StatusError(503))
-    down.note(ConnectionRefusedError(111, "refused"))
-    found = [type(out_of_time("s3://b/k", "opening", each, 5.0)) for each in (silent, answering, down)]
-    assert found == [UnreachableError, StorageError, UnreachableError]
+    failures: tuple[list[Exception], ...] = [], [StatusError(503)], [ConnectionRefusedError(111, "refused")]
+    histories = [failed(*errors, opening=True) for errors in failures]
+    kinds = [type(out_of_time("s3://b/k", "opening", history, 0.0, 5.0)) for history in histories]
+    assert kinds == [UnreachableError, StorageError, UnreachableError]
 
 
 def test_late_is_many_times_the_median_of_like_answers() -> None:
     lateness = HedgeTimer()
-    assert not lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN, 0.0)
-    assert lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN + 0.1, 0.0)
-    assert not lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN + 0.1, 1.0)
+    assert not lateness.is_late("s3://b", 1000, lateness.unknown, 0.0)
+    assert lateness.is_late("s3://b", 1000, lateness.unknown + 0.1, 0.0)
+    assert not lateness.is_late("s3://b", 1000, lateness.unknown + 0.1, 1.0)
     for _ in range(64):
         lateness.note("s3://b", 1000, 0.03)
         lateness.note("s3://b", 8 << 20, 1.0)
         lateness.note("s3://far", 1000, 0.5)
-    assert not lateness.is_late("s3://b", 200_000, HedgeTimer.FLOOR, 9.0)
-    assert lateness.is_late("s3://b", 200_000, HedgeTimer.FLOOR + 0.01, 9.0)
+    assert not lateness.is_late("s3://b", 200_000, lateness.floor, 9.0)
+    assert lateness.is_late("s3://b", 200_000, lateness.floor + 0.01, 9.0)
     assert not lateness.is_late("s3://b", 7 << 20, 3.9, 9.0)
-    assert not lateness.is_late("s3://far", 1000, 1.9, 9.0)
+    assert not lateness.is_late("s3://far", 1000, 0.5 * LATE_TIMES - 0.1, 9.0)
 
 
 def test_the_budget_is_a_share_of_the_answers() -> None:
@@ -196,4 +204,4 @@ def test_the_budget_is_a_share_of_the_answers() -> None:
     assert [lateness.take() for _ in range(3)] == [True, True, False]
     for _ in range(1000):
         lateness.note("s3://b", 1, 0.01)
-    assert [lateness.take() for _ in range(17)] == [True] * 16 + [False]
+    assert [lateness.take() for _ in range(17)] == [True] * int(LARGEST_BUDGET) + [False]

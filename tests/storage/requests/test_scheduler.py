@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError, UnreachableError
+from binidx.errors import BinidxError, CancelledReadError, ObjectNotFoundError, StorageError, UnreachableError
 from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.retries import ANSWERED
-from binidx.storage.requests.scheduler import HedgeTimer, ReadRequests, Scheduler
+from binidx.storage.requests.node_rates import NodeRates
+from binidx.storage.requests.request_rate import RequestRate
+from binidx.storage.requests.request_schedule import HEDGE_SHARE, HedgeTimer
+from binidx.storage.requests.scheduler import STORE_TIMES, ReadRequests, Scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import HTTPStatusError
 
@@ -22,18 +24,9 @@ NEVER = 1e6
 """Seconds that no test lasts."""
 
 
-class Patient(HedgeTimer):
+def patient_timer() -> HedgeTimer:
     """No request is late, however slow the machine is."""
-
-    FLOOR = UNKNOWN = STALLED = NEVER
-
-
-class Hedging(Patient):
-    FLOOR, UNKNOWN, ENOUGH = 0.1, 0.2, 4
-
-
-class Resending(Patient):
-    FLOOR, STALLED = 0.1, 0.4
+    return HedgeTimer(floor=NEVER, unknown=NEVER, stalled=NEVER)
 
 
 class Store:
@@ -87,15 +80,12 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def patient(loop: asyncio.AbstractEventLoop) -> Scheduler:
-    scheduler = Scheduler(loop, 4)
-    scheduler.hedges = Patient()
-    return scheduler
+    return Scheduler(loop, 4, patient_timer())
 
 
 @pytest.fixture
-def hedging(patient: Scheduler) -> Scheduler:
-    patient.hedges = Hedging()
-    return patient
+def hedging(loop: asyncio.AbstractEventLoop) -> Scheduler:
+    return Scheduler(loop, 4, HedgeTimer(floor=0.1, unknown=0.2, enough=4, stalled=NEVER))
 
 
 def test_answers_stand_where_they_were_asked(patient: Scheduler) -> None:
@@ -175,23 +165,22 @@ def test_a_first_that_fails_leaves_its_hedge_alone(hedging: Scheduler) -> None:
     assert (read.sent, read.retries, read.hedges) == (2, 0, 1)
 
 
-def test_what_stands_still_is_given_up_and_asked_again(patient: Scheduler) -> None:
+def test_what_stands_still_is_given_up_and_asked_again(loop: asyncio.AbstractEventLoop) -> None:
     store = Store()
     store.script = [NEVER]
-    patient.hedges = Resending()
     read = store.read(1, hedge=False)
-    assert patient.run(read) == [answer(1, 11)]
+    assert Scheduler(loop, 4, HedgeTimer(floor=0.1, unknown=NEVER, stalled=0.4)).run(read) == [answer(1, 11)]
     assert read.retries >= 1, "once, unless this machine stood still, too"
     assert (read.sent, read.hedges) == (1 + read.retries, 0)
 
 
-def test_a_slow_store_is_not_asked_twice_as_much(hedging: Scheduler) -> None:
-    store = Store(0.25)
+def test_a_slow_store_is_not_asked_twice_as_much(loop: asyncio.AbstractEventLoop) -> None:
+    store, hedges = Store(0.25), HedgeTimer(floor=0.1, unknown=0.2, enough=4, stalled=NEVER)
     read = store.read(*range(40))
     for _ in range(40):
-        hedging.hedges.note(read.store, read.size(0), 0.001)
-    hedging.run(read)
-    assert 1 <= read.hedges <= HedgeTimer.AT_FIRST + 80 * HedgeTimer.SHARE
+        hedges.note(read.store, read.size(0), 0.001)
+    Scheduler(loop, 4, hedges).run(read)
+    assert 1 <= read.hedges <= HedgeTimer().budget + 80 * HEDGE_SHARE
 
 
 def test_the_first_error_for_good_ends_the_read_and_drops_the_rest(patient: Scheduler) -> None:
@@ -222,7 +211,7 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -
     with pytest.raises(StorageError, match=r"^memory://b/k: range 20-30 not done within \d+ s"):
         patient.run(read)
     assert 2.0 < time.monotonic() - began < 300
-    assert read.unanswered == 80
+    assert read.num_unanswered == 80
 
 
 def test_a_cancelled_scope_ends_the_read_and_frees_its_places(patient: Scheduler) -> None:
@@ -342,7 +331,7 @@ def test_a_store_that_never_answered_is_not_waited_for_and_one_that_did_is(patie
     store.script = [HTTPStatusError(503)] * 1000  # a refusal is an answer: the store exists
     with pytest.raises(StorageError, match=r" 503, .*; outage_seconds of "):
         patient.run(store.read(1, opening=True, deadline_seconds=NEVER, outage_seconds=0.3))
-    ANSWERED["memory://b"] = 0.0
+    STORE_TIMES.answered["memory://b"] = 0.0
     store.script = [ConnectionRefusedError("nobody there")] * 5
     assert patient.run(store.read(1, opening=True)) == [answer(1, 11)]
 
@@ -353,6 +342,78 @@ def test_a_read_on_the_loop_itself_is_an_error_and_no_deadlock(patient: Schedule
 
     with pytest.raises(StorageError, match=r"^memory://b/k: read on the event loop"):
         asyncio.run_coroutine_threadsafe(read(), patient.loop).result()
+
+
+# Errors of the scheduler itself: each read that is handed over ends
+
+
+class UnreadableError(OSError):
+    """An error of a driver that has no text."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+
+class FailingRates(NodeRates):
+    """Rates that cannot be changed while `is_broken`."""
+
+    is_broken = True
+
+    def change(self, *arguments: Any) -> Any:
+        if self.is_broken:
+            raise BufferError("the rates are gone")
+        return super().change(*arguments)
+
+
+def outcome(scheduler: Scheduler, read: ReadRequests) -> BaseException | list[Any]:
+    """Return what becomes of a read within a minute."""
+    with scheduler.sending(read):
+        return read.outcome.exception(60) or read.outcome.result()
+
+
+def test_an_error_of_a_driver_whose_text_raises_ends_its_read_and_no_other(patient: Scheduler) -> None:
+    store, others = Store(), Store(0.2)
+    store.script = [UnreadableError()]
+    other = others.read(1)
+    with patient.sending(other):
+        assert "UnreadableError, whose text is unreadable: AttributeError" in str(outcome(patient, store.read(1)))
+        assert other.outcome.result(60) == [answer(1, 11)]
+
+
+def test_a_read_of_a_store_that_cannot_be_opened_ends_with_that_error(patient: Scheduler) -> None:
+    read = ReadRequests(Location("nosuch://b/k"), Store().fetch, [(0, 10)], ReadSettings())
+    assert isinstance(outcome(patient, read), BinidxError)
+    assert outcome(patient, Store().read(1)) == [answer(1, 11)]
+
+
+def test_an_error_within_the_scheduler_ends_all_its_reads_and_none_of_the_later_ones(
+    loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    rates = FailingRates(None)
+    scheduler, store, slow = Scheduler(loop, 4, patient_timer(), rates), Store(), Store(NEVER)
+    beside = slow.read(1)
+    with scheduler.sending(beside):
+        for read in (store.read(*range(40)), beside):  # outcomes are shared after 16 responses
+            error = outcome(scheduler, read) if read is not beside else beside.outcome.exception(60)
+            assert str(error).startswith("memory://b/k: its requests were stopped by BufferError: the rates are gone; ")
+    assert "the scheduler of requests begins anew" in caplog.text
+    assert eventually(lambda: slow.now == 0)
+    rates.is_broken = False
+    starts = range(40)
+    assert outcome(scheduler, store.read(*starts)) == [answer(start, start + 10) for start in starts]
+
+
+def test_an_error_in_a_timer_of_a_limiter_ends_the_reads_that_wait_for_it(loop: asyncio.AbstractEventLoop) -> None:
+    rates = FailingRates(None)
+    rates.is_broken = False
+    rates.change("memory://b", lambda: RequestRate(limit=1.0), lambda rate, now: rate.take(now, 1))
+    scheduler, store = Scheduler(loop, 4, patient_timer(), rates), Store()
+    store.script = [HTTPStatusError(503)] * 1000
+    read = store.read(1, outage_seconds=NEVER)
+    with scheduler.sending(read):
+        assert eventually(lambda: read.refused > 0)
+        rates.is_broken = True
+        assert "its requests were stopped by BufferError" in str(read.outcome.exception(60))
 
 
 def eventually(holds: Callable[[], bool]) -> bool:

@@ -27,7 +27,7 @@ from binidx.json_models import JsonFile
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.retries import retried
+from binidx.storage.requests.scheduler import retried
 from binidx.storage.writing.multipart import discard_parts
 from binidx.storage.writing.publish import delete_object, write_object
 

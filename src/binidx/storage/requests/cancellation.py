@@ -37,7 +37,11 @@ class Scope:
 
     def check(self) -> None:
         if self.cancelled:
-            raise CancelledReadError("read cancelled: its scope was")
+            raise self.error()
+
+    def error(self) -> CancelledReadError:
+        """Return the error of reads in a cancelled scope."""
+        return CancelledReadError("read cancelled: its scope was")
 
     @contextlib.contextmanager
     def watched_by(self, watcher: Callable[[], object]) -> Iterator[None]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from binidx.storage.requests.request_rate import LEAST, RequestRate
+from binidx.storage.requests.request_schedule import Read
 
 Result = TypeVar("Result")
 
@@ -85,20 +86,6 @@ class FirstLimits:
         return RequestRate(ceiling=self.ceiling, doubling_seconds=self.doubling_seconds, first_limit=self.rate)
 
 
-class Timer(Protocol):
-    """Call that is still to come."""
-
-    def cancel(self) -> None:
-        """Forget it."""
-
-
-class Timers(Protocol):
-    """Calls of a function after some seconds: an event loop."""
-
-    def call_later(self, seconds: float, function: Callable[[], None], /) -> Timer:
-        """Call a function later."""
-
-
 class SharedRates(Protocol):
     """Rates of the node's processes, by partition, and the clocks."""
 
@@ -114,25 +101,12 @@ class SharedRates(Protocol):
         """Log that a store throttles this process."""
 
 
-class WaitingRead(Protocol):
-    """A read in the line.
-
-    Attributes:
-        number: order in which reads came.
-        over: whether it has ended.
-        limiter: of its folder.
-    """
-
-    number: int
-    over: bool
-    limiter: RateLimiter
-
-
 class RateLimiter:
     """Limiter of one partition. All methods must be called on one event loop.
 
     Args:
         name: of the partition.
+        later: calls a function after some seconds, unless the timer that it returns is cancelled.
         send: is called with a read and the number of its request that may be sent now.
         largest_window: requests in flight at which the slow start ends.
         bucket: limiter of the bucket above it.
@@ -148,23 +122,23 @@ class RateLimiter:
         name: str,
         first: FirstLimits,
         rates: SharedRates,
-        timers: Timers,
+        later: Callable[[float, Callable[[], None]], Any],
         send: Callable[[Any, int], None],
         largest_window: int,
         *,
         bucket: RateLimiter | None = None,
         is_above: bool = False,
     ) -> None:
-        self._name, self._first, self._rates, self._timers, self._send = name, first, rates, timers, send
+        self._name, self._first, self._rates, self._later, self._send = name, first, rates, later, send
         self._bucket = bucket
-        self._line: list[tuple[int, int, WaitingRead]] = []
+        self._line: list[tuple[int, int, Read]] = []
         self._window, self._largest_window = float(min(first.window, largest_window)), largest_window
         self._served, self._refused, self._shared_count = 0, 0, SHARED_COUNT
         if is_above:
             self._window, self._shared_count = math.inf, SHARED_COUNT_OF_BUCKET  # folders have windows of their own
         self._has_answered = False
         self._ticket, self._num_tickets = 0.0, 0
-        self._timer: Timer | None = None
+        self._timer: Any = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
         self._is_limited, self._evidence, self._refused_share = False, 0.0, 0.0
         self.in_flight, self.answered_at = 0, -math.inf
@@ -174,7 +148,7 @@ class RateLimiter:
         """True if requests wait for tickets, of this partition or of its bucket."""
         return self._is_limited or (self._bucket is not None and self._bucket._is_limited)
 
-    def admits(self, read: WaitingRead, place: int) -> bool:
+    def admits(self, read: Read, place: int) -> bool:
         """Return whether a request may be sent now; if not, it waits in the line."""
         if self._bucket is not None and self._bucket._is_limited and not self._is_limited:
             return self._bucket.admits(read, place)
@@ -192,7 +166,7 @@ class RateLimiter:
         is_throttling = self._is_limited and bool(self._line)
         return is_throttling or (self._bucket is not None and self._bucket.is_throttling)
 
-    def holds(self, read: WaitingRead) -> bool:
+    def holds(self, read: Read) -> bool:
         """Return whether a request of a read waits in the line."""
         return any(waiting is read for _, _, waiting in self._line) or bool(self._bucket and self._bucket.holds(read))
 
@@ -252,7 +226,7 @@ class RateLimiter:
         if not (self._line and self._is_limited):
             self._counted_at = math.inf
         elif self._timer is None:
-            self._timer = self._timers.call_later(seconds, self._advance)
+            self._timer = self._later(seconds, self._advance)
 
     def _widen(self) -> None:
         self._timer = None
@@ -264,7 +238,7 @@ class RateLimiter:
 
     def _wait_for_window(self) -> None:
         if self._line and self._timer is None and self._window < self._largest_window:
-            self._timer = self._timers.call_later(WIDEN_SECONDS, self._widen)
+            self._timer = self._later(WIDEN_SECONDS, self._widen)
 
     def _exchange(self, rate: RequestRate, now: float, wall: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""

@@ -42,8 +42,7 @@ from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import assemble, check_ranges, coalesce, provides
 from binidx.storage.requests.cancellation import current_scope
-from binidx.storage.requests.retries import retried
-from binidx.storage.requests.scheduler import ReadRequests, scheduler
+from binidx.storage.requests.scheduler import ReadRequests, retried, scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
 from binidx.storage.store_protocols import BlockingStore, ListableStore, ListRequest, ObjectInfo, ReadableStore
@@ -365,14 +364,15 @@ class RemoteObject:
         read = ReadRequests(self.location, fetch, requests, self.settings)
         began = time.monotonic()
         if not requests:
-            read.end()
+            read.over, read.ended = True, began
+            read.outcome.set_result([])
         try:
             with scheduler(store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
                 yield PendingRead(read.outcome, partial(self._result, read, ranges))
         finally:
             self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges, refused=read.refused)
             if read.over and read.outcome.exception() is None:
-                self._count(ranges, read.answers, read.ended - began)
+                self._count(ranges, read.responses, read.ended - began)
 
     def _result(self, read: ReadRequests, ranges: Sequence[Range]) -> list[memoryview]:
         with self._changes_reported():

@@ -1,4 +1,4 @@
-"""Retries: which failures are tried again, after which pause, and the error when none of the tries succeeded.
+"""Retries: which failures are tried again, after which pause, and the error when none of the tries succeeded. Pure.
 
     timeouts, bodies cut off, malformed responses       until the deadline of the read
     an outage: 408, 5xx, no connection, resets          for `outage_seconds`; logged once a minute
@@ -15,19 +15,17 @@ that was opened, and that a HEAD request still finds, counts as malformed.
 The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s,
 and are as long as Retry-After demands. Without jitter all clients of a store that was down for a moment would return
 together, and again together.
+
+`scheduler` carries this out, on the event loop and in threads; times are those of the clock of event loops.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import random
-import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError, redacted
-from binidx.storage.location import Location
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
@@ -41,10 +39,8 @@ from binidx.storage.stores.driver_errors import (
     translated,
 )
 
-logger = logging.getLogger(__name__)
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
-"""Seconds: the upper ends of the first pause and of the last ones."""
+FIRST_PAUSE, LONGEST_PAUSE, MOST_DOUBLINGS = 0.1, 8.0, 7
+"""Seconds: the upper ends of the first pause and of the last ones, and by how many doublings these are reached."""
 
 FEW_TRIES = 4
 """Tries in all after a failure that a pause is unlikely to mend."""
@@ -61,12 +57,6 @@ AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "Tr
 
 WARN_SECONDS = 60.0
 """Age of an outage that is logged, and the time between two warnings of one store."""
-
-ANSWERED: dict[str, float] = {}
-"""Store that sent a good response to this process, or to one that it was forked from -> time of the last one, by
-`time.monotonic`."""
-
-Result = TypeVar("Result")
 
 
 def allowed_tries(error: Exception, *, opening: bool = False) -> int:
@@ -110,152 +100,144 @@ def is_refusal(error: BaseException) -> bool:
     return http_status(error) in (429, 503)
 
 
-def patience_of(store: str, history: History, began: float, settings: ReadSettings) -> tuple[float, float]:
-    """Return since when, by `time.monotonic`, and for how many seconds a request is sent again during an outage.
+class Failure:
+    """A failed try, as far as it decides what follows. All that is needed of its error is read here.
 
     Args:
-        store: `Location.place` of the object.
-        began: begin of the outage.
+        error: what the driver raised.
+        retry_after: seconds for which the store forbids further requests.
+
+    Attributes:
+        tries, opening_tries: how often in all a request, or the first one to a store, may fail so: `allowed_tries`.
+        name, text: of the error, in a history and in a message.
     """
-    longest = settings.deadline_seconds if history.is_of_unknown_store() else math.inf
-    answered = ANSWERED.get(store, began) if is_refusal(history.failures[-1][1]) else began
-    return max(began, answered), min(settings.patience_seconds, longest)
 
-
-def warn_of_outage(store: str, error: Exception, began: float, patience: float) -> None:
-    """Log an outage or throttling of a store that has lasted a minute, at most once a minute.
-
-    Args:
-        store: `Location.place` of the object.
-        began: begin of the outage, by `time.monotonic`.
-        patience: seconds for which requests are retried.
-    """
-    now, store = time.monotonic(), redacted(store)
-    if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
-        _warned[store] = now
-        state, since = ("throttled", " after its last response") if is_refusal(error) else ("out", "")
-        logger.warning(
-            "%s: %s for %.0f s (%s); requests are tried again for %.0f s%s (outage_seconds)",
-            *(store, state, now - began, shortly(error), patience, since),
-        )
-
-
-_warned: dict[str, float] = {}
-
-
-def pause(failures: int) -> float:
-    """Return the seconds to wait after `failures` failed tries: random, up to a bound that doubles with each."""
-    # Jitter is what must differ between processes, so no seed of ours holds here.
-    return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)))
+    def __init__(self, error: Exception, retry_after: float = 0.0) -> None:
+        self.error, self.retry_after = error, retry_after
+        self.tries, self.opening_tries = allowed_tries(error), allowed_tries(error, opening=True)
+        self.is_outage, self.is_refusal = is_outage(error), is_refusal(error)
+        self.name, self.text = shortly(error), driver_text(error)
 
 
 class History:
-    """Failed tries of one request, when and with which error, and its hedges.
+    """Failed tries of one request, when and why, and its hedges.
 
     Args:
-        began: when it was first sent, by `time.monotonic`, the clock of event loops.
+        began: when it was first sent.
         opening: whether it is the first request to a store, which may not exist.
+
+    Attributes:
+        is_hedged, num_hedges: whether its last try was hedged, and hedges in flight.
+        refusals_began, outage_began: when its store began to refuse it, and to be out for it.
     """
 
     def __init__(self, began: float, *, opening: bool = False) -> None:
         self.began, self.opening = began, opening
-        self.failures: list[tuple[float, Exception]] = []
-        self.hedged, self.hedges_in_flight = False, 0
+        self.failures: list[tuple[float, Failure]] = []
+        self.is_hedged, self.num_hedges = False, 0
+        self.refusals_began = self.outage_began = math.inf
 
-    def note(self, error: Exception) -> None:
-        self.failures.append((time.monotonic() - self.began, error))
+    @property
+    def last(self) -> Failure:
+        """The last failure."""
+        return self.failures[-1][1]
+
+    def note(self, failure: Failure, now: float) -> None:
+        self.failures.append((now - self.began, failure))
 
     def is_of_unknown_store(self) -> bool:
         """Return whether its store may not exist: nothing came from it, not even a refusal."""
-        return self.opening and not is_refusal(self.failures[-1][1])
+        return self.opening and not self.last.is_refusal
 
     def is_final(self) -> bool:
         """Return whether the last failure is one too many of its kind."""
-        allowed = allowed_tries(self.failures[-1][1], opening=self.opening)
-        alike = sum(allowed_tries(error, opening=self.opening) == allowed for _, error in self.failures)
-        return 0 < allowed <= alike
+        tries = [failure.opening_tries if self.opening else failure.tries for _, failure in self.failures]
+        return 0 < tries[-1] <= tries.count(tries[-1])
 
-    def __str__(self) -> str:
+    def text(self, now: float) -> str:
         """Return `failed 9 times in 60.1 s: 0.0 s ClientError 503, ...`, without the middle ones of many tries."""
-        tries = [f"{seconds:.1f} s {shortly(error)}" for seconds, error in self.failures]
+        tries = [f"{seconds:.1f} s {failure.name}" for seconds, failure in self.failures]
         if len(tries) > 6:
             tries[3:-3] = [f"... {len(tries) - 6} more ..."]
         times = "once" if len(self.failures) == 1 else f"{len(self.failures)} times"
-        return f"failed {times} in {time.monotonic() - self.began:.1f} s: {', '.join(tries)}"
+        return f"failed {times} in {now - self.began:.1f} s: {', '.join(tries)}"
 
 
-def given_up(uri: str, history: History, where: str) -> Exception:
+@dataclass(frozen=True)
+class StoreTimes:
+    """Times of the stores of a process, by `Location.place`.
+
+    Args:
+        warn: logs a line about an outage.
+
+    Attributes:
+        answered: when a store sent its last good response to this process, or to one that it was forked from.
+        warned: when its outage was logged last.
+    """
+
+    warn: Callable[[str], object]
+    answered: dict[str, float] = field(default_factory=dict)
+    warned: dict[str, float] = field(default_factory=dict)
+
+    def patience_left(self, store: str, history: History, began: float, now: float, settings: ReadSettings) -> float:
+        """Return for how many seconds a request is sent again during an outage; log one that has lasted a minute.
+
+        Args:
+            began: begin of the outage; of refusals, the last good response counts if it came later.
+        """
+        longest = settings.deadline_seconds if history.is_of_unknown_store() else math.inf
+        patience, state, since = min(settings.patience_seconds, longest), "out", ""
+        if history.last.is_refusal:
+            began = max(began, self.answered.get(store, began))
+            state, since = "throttled", " after its last response"
+        if min(now - began, now - self.warned.get(store, -math.inf)) >= WARN_SECONDS:
+            self.warned[store] = now
+            self.warn(
+                f"{redacted(store)}: {state} for {now - began:.0f} s ({history.last.name}); requests are tried again "
+                f"for {patience:.0f} s{since} (outage_seconds)"
+            )
+        return began + patience - now
+
+
+def longest_pause(num_failures: int) -> float:
+    """Return the most seconds to wait after so many failed tries; the pause is uniform from 0 to that."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(num_failures - 1, MOST_DOUBLINGS))
+
+
+def given_up(uri: str, history: History, where: str, now: float) -> Exception:
     """Return the error of a request that is not tried again: that of the last failure, with the history.
 
     Args:
         where: names the request in the message.
     """
-    failure = history.failures[-1][1]
+    failure = history.last.error
     error = failure if isinstance(failure, BinidxError) else translated(uri, failure)
     if len(history.failures) > 1:
-        error = type(error)(f"{error}; {where} {history}")
+        error = type(error)(f"{error}; {where} {history.text(now)}")
     if error is not failure:
         error.__cause__ = cause_of(failure) if not isinstance(failure, BinidxError) else failure.__cause__
     return error
 
 
 def out_of_time(
-    uri: str, where: str, history: History, seconds: float, setting: str = "deadline_seconds"
+    uri: str, where: str, history: History, began: float, now: float, setting: str = "deadline_seconds"
 ) -> StorageError:
     """Return the error of a read whose time is over while one of its requests has no response.
 
     Args:
         where: names that request in the message.
-        seconds: time that the read took.
+        began: begin of the read.
         setting: setting that limits the time.
     """
-    last = history.failures[-1][1] if history.failures else None
-    reason = f"{history}, the last of {driver_text(last)}" if last else "no answer came"
-    unreachable = isinstance(translated(uri, last), UnreachableError) if last else history.opening
+    last = history.last if history.failures else None
+    reason = f"{history.text(now)}, the last of {last.text}" if last else "no answer came"
+    unreachable = isinstance(translated(uri, last.error), UnreachableError) if last else history.opening
     error = (UnreachableError if unreachable else StorageError)(
-        f"{uri}: {where} not done within {seconds:.0f} s; {reason}; {setting} of storage_options['binidx'] allows more"
+        f"{uri}: {where} not done within {now - began:.0f} s; {reason}; {setting} of storage_options['binidx'] allows "
+        "more"
     )
-    error.__cause__ = last and cause_of(last)
+    error.__cause__ = cause_of(last.error) if last else None
     return error
-
-
-def retried(
-    location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
-) -> Result:
-    """Call `request` until it succeeds, with pauses in this thread after transient failures; return its result.
-
-    Args:
-        location: object of the request, for error messages and default settings.
-        request: blocking function without arguments, which can be called again after a failure.
-        settings: time limits of the retries; None for those of the location.
-        opening: True if the request may be the first to a store, which may not exist. As long as the store has sent no
-            good response to this process, the fourth transient failure without an HTTP status is then final. If False,
-            such failures are retried within the time limits.
-
-    Raises:
-        BinidxError: the failure is not transient, or the tries or the time are used up. After more than one try, the
-            message lists the tries.
-    """
-    store, settings = location.place, settings or location.settings
-    history = History(time.monotonic(), opening=opening and store not in ANSWERED)
-    while True:
-        try:
-            response = request()
-        except Exception as error:
-            history.note(error)
-            wait, now = pause(len(history.failures)), time.monotonic()
-            left = history.began + settings.deadline_seconds - now
-            if is_outage(error):
-                began, patience = patience_of(store, history, history.began, settings)
-                left = began + patience - now
-                wait = min(wait, left)  # the last try is at the end of the patience
-                warn_of_outage(store, error, began, patience)
-            if history.is_final() or wait > left or left <= 0:
-                raise given_up(location.uri, history, "this")  # noqa: B904 (it has its cause)
-        else:
-            ANSWERED[store] = time.monotonic()
-            return response
-        time.sleep(wait)
 
 
 def shortly(error: Exception) -> str:

@@ -31,7 +31,7 @@ from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
-from binidx.storage.requests.retries import retried
+from binidx.storage.requests.scheduler import retried
 from binidx.storage.store_protocols import MultipartStore, MultipartUpload, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
