@@ -61,7 +61,7 @@ CONSTANTS = 19
 PATCHES = 120
 """Most monkeypatches of our own names in tests. It only falls: a size or a time that tests change is an argument."""
 
-MACHINES = ("binidx.storage.requests.request_rate",)
+MACHINES = ("binidx.dataset.rank_agreement", "binidx.storage.requests.request_rate")
 SHELLS = ("binidx.storage.requests.rate_limiter", "binidx.storage.requests.node_rates")
 IMPURE = {"asyncio", "fcntl", "logging", "mmap", "os", "random", "socket", "threading", "time"}
 """Modules that decide, as functions of events and a given time; those that carry them out, so far with clocks and files

@@ -117,6 +117,8 @@ class Task:
 
     Attributes:
         result, error: of the shell, when it has ended; `ended` is set then.
+        called: task of the function that it has called, and waits for.
+        num_resumed: how often it was resumed, without what an interrupt has made void.
     """
 
     name: str
@@ -124,6 +126,8 @@ class Task:
     result: Any = None
     error: BaseException | None = None
     ended: Signal = field(default_factory=Signal)
+    called: Task | None = None
+    num_resumed: int = 0
 
 
 class Process:
@@ -184,14 +188,24 @@ class Process:
         """Give a shell the result of its effect after some seconds, or let it raise."""
         pause = seconds + self.pause * self.world.random.random()
         event = f"{task.name}: " + (f"{type(error).__name__}" if error else short(value))
-        self.world.later(pause, self.name, event, self._resume, task, value, error)
+        self.world.later(pause, self.name, event, self._resume, task, task.num_resumed, value, error)
 
-    def _resume(self, task: Task, value: Any, error: BaseException | None) -> str | None:
+    def interrupt(self, task: Task) -> None:
+        """Raise KeyboardInterrupt in a shell, or in the function that it has called, in place of its next result."""
+        while task.called is not None and not task.called.ended.is_set:
+            task = task.called
+        task.num_resumed += 1
+        self.answer(task, None, error=KeyboardInterrupt())
+
+    def _resume(self, task: Task, num_resumed: int, value: Any, error: BaseException | None) -> str | None:
         if not self.is_alive:
             return "(killed)"
+        if num_resumed != task.num_resumed:
+            return "(interrupted)"
         if self.world.now < self.stopped_until:
             self.answer(task, value, self.stopped_until - self.world.now, error)
             return "(stopped)"
+        task.num_resumed += 1
         try:
             effect = task.steps.send(value) if error is None else task.steps.throw(error)
         except StopIteration as end:
@@ -199,7 +213,7 @@ class Process:
             return self._end(task, f"returns {short(end.value)}")
         except AssertionError:
             raise
-        except Exception as raised:
+        except (Exception, KeyboardInterrupt) as raised:
             task.error = raised
             return self._end(task, f"raises {type(raised).__name__}")
         self.performers[type(effect)](effect, task)
@@ -215,18 +229,26 @@ class Process:
             result = effect.function(*effect.arguments)
         except Exception as error:
             return self.answer(task, None, error=error)
+        if isinstance(result, effects.Effect):
+            return self.performers[type(result)](result, task)
         if not isinstance(result, Generator):
             return self.answer(task, result)
-        inner = self.start(result, f"{task.name} {getattr(effect.function, '__name__', 'call')}")
-        inner.ended.waiting.append(lambda: self.answer(task, inner.result, error=inner.error))
+        task.called = inner = self.start(result, f"{task.name} {getattr(effect.function, '__name__', 'call')}")
+        turn = task.num_resumed
+
+        def end() -> None:
+            if turn == task.num_resumed:
+                self.answer(task, inner.result, error=inner.error)
+
+        inner.ended.waiting.append(end)
         return None
 
     def _wait(self, signal: Signal, seconds: float, task: Task) -> None:
-        is_over = False
+        is_over, turn = False, task.num_resumed
 
         def end(value: bool) -> None:
             nonlocal is_over
-            if not is_over:
+            if not is_over and turn == task.num_resumed:
                 is_over = True
                 self.answer(task, value)
 
@@ -236,9 +258,10 @@ class Process:
         return self.world.later(seconds, self.name, f"{task.name}: time is over", lambda: end(signal.is_set))
 
     def _request(self, effect: effects.Effect[Any], task: Task) -> None:
-        self.world.later(self.objects.one_way(), self.name, f"{task.name}: arrives", self._arrive, effect, task)
+        event = f"{task.name}: arrives"
+        self.world.later(self.objects.one_way(), self.name, event, self._arrive, effect, task, task.num_resumed)
 
-    def _arrive(self, effect: effects.Effect[Any], task: Task) -> str:
+    def _arrive(self, effect: effects.Effect[Any], task: Task, num_resumed: int) -> str:
         draw, objects = self.world.random.random, self.objects
         if not self.is_alive and draw() < 0.5:
             return "lost"
@@ -252,7 +275,8 @@ class Process:
                 error = refusal
             if lost:
                 error = StorageError("the response is lost")
-        self.answer(task, value, objects.one_way(), error)
+        if num_resumed == task.num_resumed:
+            self.answer(task, value, objects.one_way(), error)
         return "lost" if lost else f"{short(value)}"
 
 
