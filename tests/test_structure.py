@@ -21,6 +21,7 @@ from structure import (
     syntax_trees,
     type_checks,
 )
+from waits import ACROSS, CONSTANT, EVENT, FINALIZER, HOOK, LOCK, THREAD, find_waits
 
 
 @pytest.fixture
@@ -146,3 +147,37 @@ def test_what_is_allowed_may_fall_and_not_rise() -> None:
     for part, (depth, name) in {**chains, "new": (1, "binidx.New")}.items():
         assert [*rises(set(), {part: (depth + 1, name)}, [])] == [(depth + 1, name)]
     assert [*rises(set(), {}, ["check"] * (TYPE_CHECKS + 1))]
+
+
+def test_waits_are_found_however_their_functions_are_imported() -> None:
+    text = """
+import fcntl, os, threading, weakref
+from atexit import register
+from concurrent.futures import ThreadPoolExecutor as Pool
+from threading import RLock
+
+WAIT_SECONDS, SIZE = 1.0, 2
+PAUSE = 0.5
+\"\"\"Longest pause, in seconds.\"\"\"
+os.register_at_fork(after_in_child=print)
+
+@register
+def end():
+    fcntl.flock(0, fcntl.LOCK_UN)
+
+class Cache:
+    def __init__(self, owner):
+        self.locks = [threading.Lock() for _ in range(8)], RLock()
+        self.changed, self.owner = threading.Event(), weakref.ref(owner)
+        weakref.finalize(owner, print)
+        with Pool(2) as pool:
+            pool.submit(fcntl.flock(0, fcntl.LOCK_EX))
+
+    def __del__(self):
+        pass
+"""
+    found = [wait.kind for wait in find_waits(text)]
+    assert sorted(found) == sorted(
+        [LOCK, LOCK, EVENT, THREAD, HOOK, ACROSS, FINALIZER, FINALIZER, FINALIZER, CONSTANT, CONSTANT]
+    )
+    assert [wait.text for wait in find_waits(text) if wait.kind == CONSTANT] == ["WAIT_SECONDS", "PAUSE"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed
 from helpers.forked_ranks import ForkedRanks, forked_ranks
 from helpers.ports import free_port
 from helpers.train_process import build
@@ -20,9 +24,11 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.dataset.rank_agreement import agree_on_outcome
-from binidx.dataset.rank_comparison import identify_arrays
+from binidx.dataset.rank_comparison import Comparison, identify_arrays
+from binidx.errors import PeerError
 from binidx.index.cache.index_files import IndexFiles, hash_npy
 from binidx.index.cache.manifest import format_manifest
+from binidx.storage.effects import run
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import create_object
 
@@ -118,7 +124,7 @@ def test_all_go_on_together_when_all_are_done_as_often_as_they_come(outcome: Out
 
 
 def test_a_rank_that_is_killed_is_missed_by_all(outcome: Outcome) -> None:
-    how = {"HEARTBEAT_TIMEOUT_SECONDS": 5, "HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
+    how = {"HEARTBEAT_TIMEOUT_SECONDS": 5, "POLL_SECONDS": 0.1}
     found = outcome(4, {**how, "else": {}, "2": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["PeerError", "PeerError", "killed", "PeerError"]
     for each in found:
@@ -129,7 +135,7 @@ def test_a_rank_that_is_killed_is_missed_by_all(outcome: Outcome) -> None:
 
 
 def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all(outcome: Outcome) -> None:
-    how = {"HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
+    how = {"POLL_SECONDS": 0.1}
     found = outcome(3, {**how, "else": {"wait": 6000}, "0": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["killed", "PeerError", "PeerError"]
     for each in found[1:]:
@@ -150,9 +156,37 @@ def test_ranks_at_work_are_waited_for_where_another_one_never_comes(outcome: Out
     assert [each["error"] for each in found] == ["PeerError", "ValueError", None]
 
 
+def test_a_rank_that_waits_for_the_values_of_another_one_lets_its_heartbeats_through() -> None:
+    """A `wait` of torch's store holds up all other requests of the process."""
+    store, compared = torch.distributed.TCPStore("127.0.0.1", 0, 1, True), threading.Event()
+
+    class Keys(torch.distributed.PrefixStore):
+        def compare_set(self, *arguments: Any) -> Any:
+            result = super().compare_set(*arguments)
+            compared.set()
+            return result
+
+    keys = Keys("build", store)
+    keys.set("order/first", "another-digest rank 0 (node, process 1)")
+    comparison = Comparison("build() on rank 1 (node, process 2)", keys, "rank 1 (node, process 2)", 2)
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(run, comparison.compare("order", [{"seed": 1}]))
+        compared.wait()
+        for number in range(20):
+            keys.set("heartbeat/1", str(number))
+            time.sleep(0.01)
+        keys.set("order/fields", '[{"seed": 2}]')
+        with pytest.raises(PeerError, match=r"\(seed: found 1, rank 0 \(node, process 1\) has 2\)"):
+            future.result()
+
+
 def test_without_a_process_group_it_is_a_plain_block() -> None:
-    with pytest.raises(ValueError, match="mine"), agree_on_outcome():
+    def work(*_: Any) -> None:
         raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        agree_on_outcome(work)
+    assert agree_on_outcome(lambda checks, name: checks) == ()
 
 
 @pytest.fixture(scope="module")

@@ -30,14 +30,14 @@ from servers.processes import wait_until_gone
 
 from binidx.dataset import rank_agreement
 from binidx.errors import PeerError
-from binidx.index.cache.build_lock import run_checks
+from binidx.index.cache.build_lock import Checks, run_checks
 
 MOMENTS: dict[str, list[float]] = {"slept": [], "agreed": []}
 """When each block had slept, and when it was left, by the clock of the machine."""
 
 
 def act(how: dict[str, Any]) -> None:
-    with rank_agreement.agree_on_outcome() as (checks, _):
+    def work(checks: Checks, _: str) -> None:
         store = torch.distributed.distributed_c10d._get_default_store()
         store.set(f"entered/{os.environ['RANK']}", "")
         if "after" in how:
@@ -52,12 +52,14 @@ def act(how: dict[str, Any]) -> None:
         while time.monotonic() < until:
             run_checks(checks)
             time.sleep(0.02)
+
+    rank_agreement.agree_on_outcome(work)
     MOMENTS["agreed"].append(time.monotonic())
 
 
 def main(how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
-    for name in ("HEARTBEAT_TIMEOUT_SECONDS", "ABSENT_SECONDS", "HEARTBEAT_SECONDS", "POLL_SECONDS"):
+    for name in ("HEARTBEAT_TIMEOUT_SECONDS", "ABSENT_SECONDS", "POLL_SECONDS"):
         setattr(rank_agreement, name, how.get(name, getattr(rank_agreement, name)))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = f"file://{os.environ['STORE']}" if "STORE" in os.environ else "env://"

@@ -41,7 +41,7 @@ from binidx.dataset.stored.planned import PlannedDataset, open_plan
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_lock import run_checks
+from binidx.index.cache.build_lock import Checks, run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
@@ -155,22 +155,27 @@ class BlendedMegatronDatasetBuilder:
             PeerError: another rank failed, or has another order or other data: `dataset.rank_comparison`.
         """
         check_listed_sources(self.config, self.other_prefixes)
-        agreement = agree_on_outcome() if is_distributed() else contextlib.nullcontext(((), ""))
-        with rare_collections(), span("binidx.start") as parent, agreement as (checks, name):
-            context = BuildContext(checks, on_outcome=on_outcome, parent=parent, warns=self.warns)
-            built = self._build(replace(context, run_prefixes=self.other_prefixes))
-            datasets: dict[str, TopLevelDataset] = {}
-            for split, entry in zip(Split, built, strict=True):
-                if isinstance(entry, list):
-                    datasets |= {f"{split.name}[{number}]": dataset for number, dataset in enumerate(entry)}
-                elif entry is not None:
-                    datasets[split.name] = entry
-            for dataset in datasets.values():
-                if isinstance(dataset, OrderedDataset):
-                    dataset.order  # noqa: B018 - opens it, for its errors
-            if is_distributed():
-                compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
-            return built
+        with rare_collections(), span("binidx.start") as parent:
+            work = partial(self._build_and_compare, on_outcome, parent)
+            return agree_on_outcome(work) if is_distributed() else work((), "")
+
+    def _build_and_compare(self, on_outcome: OnOutcome, parent: Any, checks: Checks, name: str) -> Built:
+        """Build the datasets, and compare them with those of the other ranks under a name."""
+        context = BuildContext(checks, on_outcome=on_outcome, parent=parent, warns=self.warns)
+        built = self._build(replace(context, run_prefixes=self.other_prefixes))
+        datasets: dict[str, TopLevelDataset] = {}
+        for split, entry in zip(Split, built, strict=True):
+            if isinstance(entry, list):
+                datasets |= {f"{split.name}[{number}]": dataset for number, dataset in enumerate(entry)}
+            elif entry is not None:
+                datasets[split.name] = entry
+        for dataset in datasets.values():
+            if isinstance(dataset, OrderedDataset):
+                dataset.order  # noqa: B018 - opens it, for its errors
+        if is_distributed():
+            run_checks(checks)  # the store may have gone since the outcome was read
+            compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
+        return built
 
     def requests(self) -> SplitRequests:
         """Return the request of each split that has a share, with the order for which the config asks; open nothing."""

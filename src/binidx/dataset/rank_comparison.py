@@ -25,7 +25,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass
-from datetime import timedelta
 from inspect import get_annotations
 from typing import Any
 
@@ -45,11 +44,13 @@ from binidx.format.tokens import StoredTokens, Tokens
 from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import hash_npy, recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
+from binidx.storage.effects import Call, Sleep, Steps, run
 from binidx.storage.ranges import provides, read_many
 from binidx.storage.stores.registry import local_path
 
-FIELDS_SECONDS = 60.0
-"""Time for which a rank with another digest waits for the fields of the first rank, stored right after its digest."""
+FIELDS_POLLS, FIELDS_POLL_SECONDS = 600, 0.1
+"""Polls of the fields of the first rank, stored right after its digest, by a rank with another one, and their pauses.
+The `wait` of a store would hold up all other requests of the process, and with them its heartbeats."""
 
 LIBRARY = ("binidx", "megatron")
 """Packages whose configs have the fields that ranks compare; a user's subclass may add fields of one rank."""
@@ -100,22 +101,22 @@ def compare_with_ranks(
     """
     if not datasets or (group := group_store(f"binidx/{name}")) is None:
         return
-    comparison = Comparison(f"{subject} on {name_rank(group[1])}", *group)
+    comparison = Comparison(f"{subject} on {name_rank(group[1])}", group[0], name_rank(group[1]), group[2])
     versions: dict[str, Any] = {"library": library_version(), "algorithm": ALGORITHM}
     versions |= {} if data_parallel is None else {"data_parallel_size": data_parallel[1]}
     orders = {key: identify(dataset) for key, dataset in datasets.items()}
-    options = {"options": identify_options([*datasets.values()])}
     arrays = {key: identify_arrays(dataset) for key, dataset in datasets.items()}
     bins, data = identify_data([*datasets.values()])
-    compared = {"order": [{**versions, **fields, **orders, **options}, arrays]}
+    options = identify_options([*datasets.values()])
+    compared = {"order": [{**versions, **fields, **orders, "options": options}, arrays]}
     # Copies of the data in other places have other names, and in a store other versions.
     compared[_digest(json.dumps(sorted(data)))] = [data, {"bin": bins}]
     if all(local_path(uri) is not None for uri in data):
         compared["local"] = [{"bin": [data[uri] for uri in bins]}]
     for key, values in compared.items():
-        comparison.compare(key, values)
+        run(comparison.compare(key, values))
     if data_parallel is not None:
-        comparison.check_claim(data_parallel)
+        run(comparison.check_claim(data_parallel))
 
 
 @dataclass(frozen=True)
@@ -127,43 +128,47 @@ class Comparison:
     Args:
         subject: beginning of messages.
         store: key-value store for this comparison alone.
-        rank: of this process.
+        name: of this rank.
         size: number of ranks.
     """
 
     subject: str
     store: GroupStore
-    rank: int
+    name: str
     size: int
 
-    def compare(self, key: str, values: list[Any]) -> None:
+    def compare(self, key: str, values: list[Any]) -> Steps[None]:
         """Raise PeerError if the first rank has other values under this key."""
         text = json.dumps(values, default=str)
-        own = f"{_digest(text)} {name_rank(self.rank)}"
-        with store_errors():
-            first = self.store.compare_set(f"{key}/first", "", own).decode()
+        own = f"{_digest(text)} {self.name}"
+        with store_errors(self.name):
+            first = (yield from Call(self.store.compare_set, (f"{key}/first", "", own))).decode()
             if first == own:
-                self.store.set(f"{key}/fields", text)
+                yield from Call(self.store.set, (f"{key}/fields", text))
             digest, _, peer = first.partition(" ")
             if digest == _digest(text):
                 return
-            self.store.wait([f"{key}/fields"], timedelta(seconds=FIELDS_SECONDS))
-            theirs = json.loads(self.store.get(f"{key}/fields"))
-        pairs = zip(json.loads(text), theirs, strict=True)
+            for _ in range(FIELDS_POLLS):
+                if (yield from Call(self.store.check, ([f"{key}/fields"],))):
+                    break
+                yield from Sleep(FIELDS_POLL_SECONDS)
+            else:
+                raise PeerError(f"{self.subject}: ranks disagree, and {peer} does not store its values: it was killed")
+            theirs = yield from Call(self.store.get, (f"{key}/fields",))
+        pairs = zip(json.loads(text), json.loads(theirs), strict=True)
         differences = itertools.chain.from_iterable(list_field_differences(ours, other) for ours, other in pairs)
         listed = "; ".join(
             f"{field}: found {ours}, {peer} has {other}"
             for field, ours, other in itertools.islice(differences, MAX_DIFFERENCES)
         )
-        way = "start all ranks with the same options and data"
-        raise PeerError(f"{self.subject}: ranks disagree ({listed}); {way}")
+        raise PeerError(f"{self.subject}: ranks disagree ({listed}); start all ranks with the same options and data")
 
-    def check_claim(self, data_parallel: tuple[int, int]) -> None:
+    def check_claim(self, data_parallel: tuple[int, int]) -> Steps[None]:
         """Raise PeerError if this data-parallel rank has too many ranks already, or there are too few for all."""
-        rank, own = data_parallel[0], name_rank(self.rank)
-        with store_errors():
-            first = self.store.compare_set(f"first/{rank}", "", own).decode()
-            count = self.store.add(f"claims/{rank}", 1)
+        rank = data_parallel[0]
+        with store_errors(self.name):
+            first = (yield from Call(self.store.compare_set, (f"first/{rank}", "", self.name))).decode()
+            count = yield from Call(self.store.add, (f"claims/{rank}", 1))
         # Ranks of one replica of the model share a data-parallel rank: as many as there are for each of them.
         most = self.size // data_parallel[1]
         if count > most:

@@ -247,11 +247,7 @@ def group_store(name: str) -> tuple[GroupStore, int, int] | None:
 
     Return None if there are no other ranks, or no store, as with MPI.
     """
-    if not is_distributed():
-        return None
-    import torch.distributed
-
-    if torch.distributed.get_world_size() == 1:
+    if not is_distributed() or find_topology().size == 1:
         return None
     from torch.distributed import distributed_c10d  # missing in a torch without distributed
 
@@ -260,7 +256,7 @@ def group_store(name: str) -> tuple[GroupStore, int, int] | None:
         store = distributed_c10d.PrefixStore(name, distributed_c10d._get_default_store())
     except Exception:
         return None
-    return store, torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return store, *find_topology()
 
 
 def reading_worker() -> tuple[int, int]:

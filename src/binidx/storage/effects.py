@@ -1,0 +1,265 @@
+"""Effects: the requests, locks, pauses and threads that the shell of a machine needs, and how this process has them.
+
+    def build() -> Steps[bytes]:
+        data = yield from ReadObject(location)       # of the type that the effect returns
+        yield from Sleep(0.5)
+        return data
+
+    run(build())
+
+A shell is a generator that yields effects, and imports no clock, thread, lock, file or source of chance. `run` carries
+them out in this thread; `tests/simulation` carries out the same ones in virtual time, where a process can be killed at
+each. An effect that fails raises its error where it was yielded, so `try` and `finally` work as in plain code.
+
+Source: sans-I/O (h11, quinn-proto); effects by generators as in trio's first prototypes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from binidx.errors import StorageError
+from binidx.storage.location import Location
+from binidx.storage.requests.remote_object import read_small
+from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Effect(Generic[Result]):
+    """One thing that a shell asks for."""
+
+    def perform(self) -> Result:
+        """Do it in this process and thread."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Generator[Effect[Any], Any, Result]:
+        """Yield the effect itself; return its result: `result = yield from effect`."""
+        result: Result = yield self
+        return result
+
+
+Steps = Generator[Effect[Any], Any, Result]
+"""A shell, or a part of one, and the type of its result."""
+
+
+def run(steps: Steps[Result]) -> Result:
+    """Carry out all effects of a shell in this thread; return its result."""
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                effect = steps.send(answer) if error is None else steps.throw(error)
+                answer = error = None
+                answer = effect.perform()
+            except BaseException as raised:
+                if inspect.getgeneratorstate(steps) != inspect.GEN_CLOSED:
+                    error = raised  # of the effect, or an interrupt beside it
+                elif isinstance(raised, StopIteration):
+                    result: Result = raised.value
+                    return result
+                else:
+                    raise
+    finally:
+        error = None  # its traceback holds this frame
+
+
+# Time and chance
+
+
+@dataclass(frozen=True)
+class Now(Effect[float]):
+    """Return the seconds of a clock that never goes back."""
+
+    def perform(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True)
+class Sleep(Effect[None]):
+    """Pause this shell."""
+
+    seconds: float
+
+    def perform(self) -> None:
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Chance(Effect[float]):
+    """Return a random number, uniform between two bounds."""
+
+    low: float
+    high: float
+
+    def perform(self) -> float:
+        return random.uniform(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class NewName(Effect[str]):
+    """Return a name that nothing else has."""
+
+    def perform(self) -> str:
+        return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class ProcessName(Effect[str]):
+    """Return the machine and number of this process, for people."""
+
+    def perform(self) -> str:
+        return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Log(Effect[None]):
+    """Log a message.
+
+    Args:
+        logger: name of the logger.
+        level: as in `logging`.
+    """
+
+    logger: str
+    level: int
+    message: str
+
+    def perform(self) -> None:
+        logging.getLogger(self.logger).log(self.level, "%s", self.message)
+
+
+# Functions that a shell is given, and threads
+
+
+@dataclass(frozen=True)
+class Call(Effect[Result]):
+    """Call a function that the shell was given. In a simulation it may yield effects itself."""
+
+    function: Callable[..., Result]
+    arguments: tuple[Any, ...] = ()
+
+    def perform(self) -> Result:
+        return self.function(*self.arguments)
+
+
+class Task(Protocol):
+    """Shell that another one has started."""
+
+
+@dataclass(frozen=True)
+class Start(Effect[Task]):
+    """Carry out another shell beside this one, in a thread that the end of the process does not wait for."""
+
+    steps: Steps[object]
+    name: str
+
+    def perform(self) -> Task:
+        thread = threading.Thread(target=run, args=(self.steps,), name=self.name, daemon=True)
+        thread.start()
+        return thread
+
+
+@dataclass(frozen=True)
+class Join(Effect[bool]):
+    """Wait for a started shell, at most for some seconds; return whether it has ended."""
+
+    task: Any
+    seconds: float
+
+    def perform(self) -> bool:
+        self.task.join(self.seconds)
+        return not self.task.is_alive()
+
+
+@dataclass(frozen=True)
+class NewSignal(Effect[Any]):
+    """Return a new signal between shells of a process."""
+
+    def perform(self) -> threading.Event:
+        return threading.Event()
+
+
+@dataclass(frozen=True)
+class SetSignal(Effect[None]):
+    """Set a signal, once and for all."""
+
+    signal: Any
+
+    def perform(self) -> None:
+        self.signal.set()
+
+
+@dataclass(frozen=True)
+class WaitForSignal(Effect[bool]):
+    """Wait until a signal is set, at most for some seconds; return whether it is."""
+
+    signal: Any
+    seconds: float
+
+    def perform(self) -> bool:
+        return bool(self.signal.wait(self.seconds))
+
+
+# Small objects in a store
+
+
+@dataclass(frozen=True)
+class ReadObject(Effect["bytes | None"]):
+    """Return the bytes of a small object; None if there is none."""
+
+    location: Location
+
+    def perform(self) -> bytes | None:
+        return read_small(self.location)
+
+
+@dataclass(frozen=True)
+class PutIfAbsent(Effect[bool]):
+    """Write an object unless there is one; return whether it was written. Not synced: a lost node may lose it."""
+
+    location: Location
+    data: bytes
+
+    def perform(self) -> bool:
+        return put_if_absent(self.location, self.data, durable=False)
+
+
+@dataclass(frozen=True)
+class WriteObject(Effect[None]):
+    """Write or replace an object, at once. Not synced: a lost node may lose it."""
+
+    location: Location
+    data: bytes
+
+    def perform(self) -> None:
+        write_object(self.location, [self.data], durable=False)
+
+
+@dataclass(frozen=True)
+class DeleteObject(Effect[None]):
+    """Delete an object, if there is one."""
+
+    location: Location
+
+    def perform(self) -> None:
+        delete_object(self.location)
+
+
+def suppressed(steps: Steps[Result], error: type[Exception] = StorageError) -> Steps[Result | None]:
+    """Carry out steps; return None if they raise `error`."""
+    with contextlib.suppress(error):
+        return (yield from steps)
+    return None

@@ -1,0 +1,128 @@
+"""Drivers of effects: a shell returns the same, and cleans up the same, in a process and in a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulation.processes import Node, Objects, Process
+from simulation.world import World
+
+from binidx.errors import StorageError
+from binidx.storage import effects
+from binidx.storage.effects import Steps
+from binidx.storage.location import Location
+
+Driver = Callable[[Steps[Any]], Any]
+
+
+def simulated(steps: Steps[Any]) -> Any:
+    """Carry out a shell in a simulated process; return its result."""
+    world = World(1)
+    process = Process(world, Node("node 0"), Objects(world))
+    task = process.start(steps, "shell")
+    world.run(100.0)
+    assert not process.tasks, "the shell has not ended"
+    if task.error is not None:
+        raise task.error
+    return task.result
+
+
+@pytest.fixture(params=[effects.run, simulated])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_objects_are_put_once_replaced_and_deleted(driver: Driver, tmp_path: Path) -> None:
+    location = Location.of(tmp_path / "object")
+
+    def shell() -> Steps[list[Any]]:
+        first = yield from effects.ReadObject(location)
+        won = yield from effects.PutIfAbsent(location, b"one")
+        lost = yield from effects.PutIfAbsent(location, b"two")
+        kept = yield from effects.ReadObject(location)
+        yield from effects.WriteObject(location, b"three")
+        replaced = yield from effects.ReadObject(location)
+        yield from effects.DeleteObject(location)
+        return [first, won, lost, kept, replaced, (yield from effects.ReadObject(location))]
+
+    assert driver(shell()) == [None, True, False, b"one", b"three", None]
+
+
+def test_an_error_is_raised_where_its_effect_was_yielded_and_the_rest_is_cleaned_up(driver: Driver) -> None:
+    done = []
+
+    def fail() -> None:
+        raise StorageError("broken")
+
+    def shell() -> Steps[str]:
+        try:
+            yield from effects.Call(fail)
+        except StorageError as error:
+            done.append(str(error))
+        try:
+            yield from effects.Call(int, ("x",))
+        finally:
+            done.append((yield from effects.Call(str.upper, ("cleaned up",))))
+        return "not reached"
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        driver(shell())
+    assert done == ["broken", "CLEANED UP"]
+
+
+def test_a_started_shell_runs_beside_the_first_one_until_a_signal(driver: Driver) -> None:
+    beats = []
+
+    def heartbeat(signal: Any) -> Steps[None]:
+        while not (yield from effects.WaitForSignal(signal, 0.005)):
+            beats.append((yield from effects.Now()))
+
+    def shell() -> Steps[tuple[bool, bool]]:
+        signal = yield from effects.NewSignal()
+        task = yield from effects.Start(heartbeat(signal), "heartbeat")
+        while not beats:
+            yield from effects.Sleep(0.01)
+        before = yield from effects.Join(task, 0.0)
+        yield from effects.SetSignal(signal)
+        return before, (yield from effects.Join(task, 60.0))
+
+    assert driver(shell()) == (False, True)
+    assert beats == sorted(beats)
+
+
+def test_an_interrupt_between_two_effects_lets_the_shell_clean_up() -> None:
+    done = []
+
+    def shell() -> Steps[None]:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            done.append((yield from effects.Call(len, ("four",))))
+
+    with pytest.raises(KeyboardInterrupt):
+        effects.run(shell())
+    assert done == [4]
+
+
+def test_a_killed_process_does_nothing_more_and_its_last_write_arrives_or_not() -> None:
+    left = set()
+    for seed in range(20):
+        world = World(seed)
+        objects = Objects(world)
+        process = Process(world, Node("node 0"), objects)
+
+        def shell() -> Steps[None]:
+            try:
+                yield from effects.WriteObject(Location.of("s3://bucket/a"), b"a")
+                yield from effects.WriteObject(Location.of("s3://bucket/b"), b"b")
+            finally:
+                yield from effects.WriteObject(Location.of("s3://bucket/c"), b"c")
+
+        process.start(shell(), "shell")
+        world.later(0.04, "world", "kill", process.kill)
+        world.run(10.0)
+        left.add(tuple(sorted(objects.data)))
+    assert left == {("s3://bucket/a",), ("s3://bucket/a", "s3://bucket/b")}
