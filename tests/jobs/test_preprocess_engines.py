@@ -23,7 +23,8 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, token
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
 from binidx.jobs.engines import open_engine
-from binidx.jobs.runner import ATTEMPTS, run_tasks
+from binidx.jobs.runner import run_tasks
+from binidx.jobs.task_queue import ATTEMPTS
 from binidx.prepare.preprocess.preprocess import preprocess
 
 BIN = Path(sys.executable).parent

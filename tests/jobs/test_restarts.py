@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from binidx.errors import BinidxError, FormatError, ObjectChangedError, ObjectEx
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Shard, Workers, make_parts
 from binidx.jobs.progress import SilentWatcher, Unit
-from binidx.jobs.runner import ATTEMPTS
 from binidx.jobs.stages import JobStage, finish_once, run_stages
+from binidx.jobs.task_queue import ATTEMPTS
 from binidx.run.run_parts import RangePart
+from binidx.storage.effects import AtOnce, Steps, run
 from binidx.storage.location import Location
 
 PARTS = [RangePart(name, range(size)) for name, size in (("a", 3), ("b", 4), ("c", 5))]
@@ -83,6 +85,56 @@ def test_a_damaged_or_newer_job_file_is_that_of_another_job(data: bytes, problem
     Path(folder.job_file.uri).write_bytes(data)
     with pytest.raises(ObjectExistsError, match=problem):
         folder.claim()
+
+
+def killed(steps: Steps[Any], number: int) -> Steps[Any]:
+    """Carry out the first effects of a shell, each of several at once as one of its own, and then interrupt it."""
+    value: Any = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            effect = steps.send(value)
+            value = []
+            for single in effect.effects if isinstance(effect, AtOnce) else [effect]:
+                if not number:
+                    raise KeyboardInterrupt
+                number -= 1
+                value.append((yield single))
+            value = value if isinstance(effect, AtOnce) else value[0]
+
+
+def test_an_overwriting_claim_that_is_killed_anywhere_leaves_no_record_without_its_object(tmp_path: Path) -> None:
+    class Folder(JobFolder):
+        def files(self, part: RangePart) -> list[Location]:
+            return [self.file(part), self.location / f"{part.name}.bin"]
+
+    first, second = (Folder(Location.of(tmp_path / "job"), {"seed": seed}) for seed in (1, 2))
+    for num_effects in range(10):  # read, list, six deletes, write
+        assert not second.is_claimed()
+        first.claim(overwrite=True)
+        for part in PARTS:
+            (tmp_path / "job" / f"{part.name}.bin").write_bytes(b"tokens")
+            first.write(part, {})
+        with contextlib.suppress(KeyboardInterrupt):
+            run(killed(second.claim_steps(overwrite=True), num_effects))
+        for part in PARTS:
+            record, tokens = (Path(file.uri) for file in first.files(part))
+            assert tokens.exists() or not record.exists()
+    assert second.is_claimed()
+
+
+def test_parts_that_came_after_their_removal_are_found(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    assert not folder.holds_parts()
+    folder.claim()
+    assert folder.holds_parts()
+    assert not folder_of(tmp_path, 2).holds_parts()
+    folder.remove(PARTS)
+    assert not folder.holds_parts()
+    folder.write(PARTS[0], {"n": 1})  # by a worker of another call, which was late
+    assert folder.holds_parts()
+    assert not folder.is_claimed()
+    folder.remove(PARTS)
+    assert not (tmp_path / "job").exists()
 
 
 class Phases(SilentWatcher):

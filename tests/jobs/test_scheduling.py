@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from binidx.errors import FormatError, StorageError, UnreachableError, WorkerError
-from binidx.jobs import runner
-from binidx.jobs.runner import ATTEMPTS, TaskFailure, run_tasks
+from binidx.jobs import task_queue
+from binidx.jobs.runner import run_tasks
+from binidx.jobs.task_queue import ATTEMPTS, PoolLoss, TaskFailure, TaskQueue
 
-JobEngine = partial(runner.JobEngine, pause=lambda failures: 0.001 * failures)
+JobEngine = partial(task_queue.JobEngine, pause=lambda failures: 0.001 * failures)
 
 
-def threads(count: int) -> runner.JobEngine:
+def threads(count: int) -> task_queue.JobEngine:
     return JobEngine(lambda: ThreadPoolExecutor(count), lambda executor: count)
 
 
@@ -205,6 +206,28 @@ def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
 
     with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
         list(run_tasks(lambda task: task, [7], JobEngine(Dead, lambda executor: 1)))
+
+
+def test_a_suspect_runs_alone_and_is_not_blamed_for_a_loss_that_others_may_have_caused() -> None:
+    queue = TaskQueue(range(4), JobEngine(Waiting, lambda executor: 1), 1, now=0.0)
+    loss = PoolLoss(WorkerError("a worker died"), True)
+    for attempt in queue.take(0.0):
+        queue.end(attempt, loss, 0.0)
+    for task in (0, 1):  # the last suspect has no neighbour, too
+        [suspect] = queue.take(0.0)
+        assert (suspect.task, suspect.failures, queue.take(0.0)) == (task, 0, [])
+        queue.end(suspect, None, 0.0)
+    assert [attempt.task for attempt in queue.take(0.0)] == [2, 3]
+
+
+def test_a_broken_executor_of_the_caller_is_an_error_with_its_reason() -> None:
+    class Broken(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            raise BrokenExecutor("a process was terminated abruptly")
+
+    executor = Broken()
+    with pytest.raises(WorkerError, match="a process was terminated abruptly"):
+        list(run_tasks(lambda task: task, range(3), JobEngine(lambda: executor, lambda _: 1, owned=False)))
 
 
 @pytest.mark.parametrize("answer", ["none", "gone"])

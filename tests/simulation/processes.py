@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,7 @@ class Objects:
             case effects.PutIfAbsent(location, data):
                 self._check(self.can_write, location.uri)
                 if location.uri in self.data and self.is_conditional:
-                    return False
+                    return self.data[location.uri] == data  # as of a request that is sent again: `put_if_absent`
                 self.data[location.uri] = data
                 return True
             case effects.WriteObject(location, data):
@@ -87,6 +88,8 @@ class Objects:
             case effects.DeleteObject(location):
                 self._check(self.can_delete, location.uri)
                 self.data.pop(location.uri, None)
+            case effects.ListObjects(folder):
+                return [Location(uri) for uri in sorted(self.data) if uri.startswith(f"{folder.uri}/")]
         return None
 
     def _check(self, allowed: bool, uri: str) -> None:
@@ -94,7 +97,17 @@ class Objects:
             raise StorageError(f"{uri}: not allowed")
 
 
-REQUESTS = (effects.ReadObject, effects.PutIfAbsent, effects.WriteObject, effects.DeleteObject)
+REQUESTS = (
+    *(effects.ReadObject, effects.PutIfAbsent, effects.WriteObject, effects.DeleteObject),
+    effects.ListObjects,
+)
+
+
+def lost_response(problem: str) -> StorageError:
+    """Return the error of a request that got no response, which `is_transient` tells from a refusal."""
+    error = StorageError(problem)
+    error.__cause__ = TimeoutError(problem)
+    return error
 
 
 class Signal:
@@ -161,6 +174,10 @@ class Process:
             effects.NewSignal: lambda effect, task: self.answer(task, Signal()),
             effects.SetSignal: lambda effect, task: self.answer(task, effect.signal.set()),
             effects.WaitForSignal: lambda effect, task: self._wait(effect.signal, effect.seconds, task),
+            effects.AtOnce: self._at_once,
+            effects.CallInThread: self._call_in_thread,
+            effects.WaitForFutures: self._wait_for_futures,
+            effects.RemoveFolder: lambda effect, task: self.answer(task, None),
             **dict.fromkeys(REQUESTS, self._request),
         }
 
@@ -227,6 +244,8 @@ class Process:
     def _call(self, effect: effects.Call[Any], task: Task) -> None:
         try:
             result = effect.function(*effect.arguments)
+        except AssertionError:
+            raise
         except Exception as error:
             return self.answer(task, None, error=error)
         if isinstance(result, effects.Effect):
@@ -243,14 +262,42 @@ class Process:
         inner.ended.waiting.append(end)
         return None
 
-    def _wait(self, signal: Signal, seconds: float, task: Task) -> None:
+    def _call_in_thread(self, effect: effects.CallInThread[Any], task: Task) -> None:
+        inner, future = self.start(iter(effects.Call(effect.function, effect.arguments)), task.name), Future[Any]()
+
+        def settle() -> None:
+            future.set_exception(inner.error) if inner.error else future.set_result(inner.result)
+
+        inner.ended.waiting.append(settle)
+        self.answer(task, future)
+
+    def _at_once(self, effect: effects.AtOnce[Any], task: Task) -> None:
+        tasks = [self.start(iter(single), f"{task.name} {place}") for place, single in enumerate(effect.effects)]
+
+        def end() -> None:
+            if all(inner.ended.is_set for inner in tasks):
+                error = next((inner.error for inner in tasks if inner.error), None)
+                self.answer(task, [inner.result for inner in tasks], error=error)
+
+        for inner in tasks:
+            inner.ended.waiting.append(end)
+        if not tasks:
+            end()
+
+    def _wait_for_futures(self, effect: effects.WaitForFutures, task: Task) -> None:
+        signal = Signal()
+        for future in effect.futures:
+            future.add_done_callback(lambda _: signal.set())
+        self._wait(signal, effect.seconds, task, lambda _: [future for future in effect.futures if future.done()])
+
+    def _wait(self, signal: Signal, seconds: float, task: Task, result: Callable[[bool], Any] = bool) -> None:
         is_over, turn = False, task.num_resumed
 
         def end(value: bool) -> None:
             nonlocal is_over
             if not is_over and turn == task.num_resumed:
                 is_over = True
-                self.answer(task, value)
+                self.answer(task, result(value))
 
         if signal.is_set:
             return end(True)
@@ -267,14 +314,14 @@ class Process:
             return "lost"
         lost, error, value = draw() < objects.lost_share, None, None
         if objects.is_out() or (lost and draw() < 0.5):
-            error = StorageError("no response")
+            error = lost_response("no response")
         else:
             try:
                 value = objects.apply(effect)
             except StorageError as refusal:
                 error = refusal
             if lost:
-                error = StorageError("the response is lost")
+                error = lost_response("the response is lost")
         if num_resumed == task.num_resumed:
             self.answer(task, value, objects.one_way(), error)
         return "lost" if lost else f"{short(value)}"

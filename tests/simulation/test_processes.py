@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,47 @@ def test_objects_are_put_once_replaced_and_deleted(driver: Driver, tmp_path: Pat
         return [first, won, lost, kept, replaced, (yield from effects.ReadObject(location))]
 
     assert driver(shell()) == [None, True, False, b"one", b"three", None]
+
+
+def test_requests_at_once_return_in_order_and_the_first_error_is_raised_when_all_have_ended(
+    driver: Driver, tmp_path: Path
+) -> None:
+    folder = Location.of(tmp_path)
+    names = [folder / name for name in ("b", "a", "c")]
+
+    def fail(name: str) -> None:
+        raise StorageError(name)
+
+    def shell() -> Steps[list[Any]]:
+        won = yield from effects.AtOnce([effects.PutIfAbsent(name, b"x", durable=True) for name in names])
+        again = yield from effects.PutIfAbsent(names[0], b"x")
+        listed = yield from effects.ListObjects(folder)
+        try:
+            yield from effects.AtOnce([effects.Call(fail, ("1",)), effects.Call(fail, ("2",))])
+        except StorageError as error:
+            problem = str(error)
+        none = yield from effects.AtOnce([effects.Call(str)][:0])
+        read = yield from effects.AtOnce([effects.ReadObject(name) for name in (*names, folder / "d")])
+        yield from effects.AtOnce([effects.DeleteObject(name) for name in names])
+        left = yield from effects.ListObjects(folder)
+        yield from effects.RemoveFolder(folder)
+        return [won, again, [found.name for found in listed], problem, none, read, left]
+
+    assert driver(shell()) == [[True] * 3, True, ["a", "b", "c"], "1", [], [b"x", b"x", b"x", None], []]
+
+
+def test_futures_are_awaited_until_one_is_done_or_time_is_over(driver: Driver) -> None:
+    never = Future[str]()
+
+    def shell() -> Steps[list[Any]]:
+        done = yield from effects.CallInThread(str.upper, ("done",))
+        failed = yield from effects.CallInThread(int, ("x",))
+        first = yield from effects.WaitForFutures([never, done], 60.0)
+        yield from effects.WaitForFutures([failed], 60.0)
+        nothing = yield from effects.WaitForFutures([never], 0.001)
+        return [first == [done], done.result(), type(failed.exception()), nothing]
+
+    assert driver(shell()) == [True, "DONE", ValueError, []]
 
 
 def test_an_error_is_raised_where_its_effect_was_yielded_and_the_rest_is_cleaned_up(driver: Driver) -> None:

@@ -337,7 +337,7 @@ class Convert:
 
     def _clean_up(self) -> None:
         """Remove the files of the work, if it is of this copy: those of the owner first, as the folder proves it."""
-        if self.tokens.folder.is_claimed():
+        if self.tokens.folder.holds_parts():
             self.owner.remove()
             copies = [self.tokens, *self.others]
             objects = [file for copy in copies for file in copy.objects()]

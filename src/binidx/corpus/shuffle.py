@@ -308,12 +308,12 @@ class _ShuffleParts:
             with merged_index(parts, watch) as columns:
                 merge_tokens(parts, self.target, columns, lambda: [step() for step in steps], watch)
 
-        # Another shard, which found all parts at the same time, may finish the job.
-        if finish_once(join, lambda: workers.shard is not None and not self.folder.is_claimed(), attempts=1):
-            objects = [exchange_file(self.folder.location, task.name) for task in firsts]
-            outputs = [self._output(task) for task in tasks]
-            objects += [file for output in outputs for file in (output.idx, output.bin)]
-            self.folder.remove([*firsts, *tasks], objects)
+        # Another shard, which found all parts at the same time, may finish the job; parts may have come after its end.
+        finish_once(join, lambda: workers.shard is not None and not self.folder.is_claimed(), attempts=1)
+        objects = [exchange_file(self.folder.location, task.name) for task in firsts]
+        outputs = [self._output(task) for task in tasks]
+        objects += [file for output in outputs for file in (output.idx, output.bin)]
+        self.folder.remove([*firsts, *tasks], objects)
 
     def write_documents(self, task: ExchangeTask) -> Values:
         """Write some documents, grouped by bucket."""

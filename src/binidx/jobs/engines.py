@@ -37,7 +37,9 @@ from multiprocessing import connection
 from typing import Any
 
 from binidx import errors
-from binidx.jobs.runner import JobEngine, request_stop, run_in_thread
+from binidx.jobs.runner import request_stop
+from binidx.jobs.task_queue import JobEngine
+from binidx.storage.effects import CallInThread
 from binidx.storage.threads import available_cores
 
 CLOSE_SECONDS = 10.0
@@ -94,7 +96,7 @@ class RayExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         # A cluster that is lost may never answer. Then descriptor 1 stays as it is, as Ray goes on printing.
-        if self._connected and futures.wait([run_in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
+        if self._connected and futures.wait([CallInThread(self._ray.shutdown).perform()], CLOSE_SECONDS).done:
             self._restore_stdout()
 
     def _restore_stdout(self) -> None:
@@ -139,7 +141,7 @@ class DaskExecutor(Executor):
                 self._executor.shutdown(wait=wait and not cancel_futures)
             self.client.close()
 
-        futures.wait([run_in_thread(close)], CLOSE_SECONDS)
+        futures.wait([CallInThread(close).perform()], CLOSE_SECONDS)
 
 
 def is_of_others(record: logging.LogRecord) -> bool:

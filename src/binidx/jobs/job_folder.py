@@ -13,20 +13,15 @@ same call, which finds job.json
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from binidx import errors
 from binidx.json_models import JsonFile
+from binidx.storage import effects
+from binidx.storage.effects import Steps, blocking
 from binidx.storage.location import Location
-from binidx.storage.requests.listing import list_matches
-from binidx.storage.requests.remote_object import read_small
-from binidx.storage.threads import READS, REQUESTS
-from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 Result = TypeVar("Result")
 
@@ -87,17 +82,23 @@ class JobFolder:
         """Bytes of job.json."""
         return self.IDENTITY_FILE.encode(self.identity, sort_keys=True)
 
-    def is_claimed(self) -> bool:
+    def is_claimed_steps(self) -> Steps[bool]:
         """Return whether parts of this job may exist."""
-        return read_small(self.job_file) == self.content
+        return (yield from effects.ReadObject(self.job_file)) == self.content
 
-    def claim(
+    def holds_parts_steps(self) -> Steps[bool]:
+        """Return whether parts of this job may exist: `is_claimed`, or late workers left some after their removal."""
+        if (found := (yield from effects.ReadObject(self.job_file))) is None:
+            return bool((yield from effects.suppressed(iter(effects.ListObjects(self.location)))))
+        return found == self.content
+
+    def claim_steps(
         self,
         *,
         overwrite: bool | None = None,
         parts: Sequence[JobPart] = (),
         check_free: Callable[[], object] = lambda: None,
-    ) -> None:
+    ) -> Steps[None]:
         """Write job.json, unless it is there.
 
         Args:
@@ -108,25 +109,21 @@ class JobFolder:
         Raises:
             ObjectExistsError: the folder holds parts of another job, or another job has begun at this moment.
         """
-        if (found := read_small(self.job_file)) == self.content:
+        if (found := (yield from effects.ReadObject(self.job_file))) == self.content:
             return
-        others = [] if found is None else self._list_others()
+        listed = [] if found is None else (yield from effects.ListObjects(self.location))
+        others = [file for file in listed if file.name != self.job_file.name]
         if not overwrite:
             if found is not None and (others or not self.replaceable):
                 way = "or remove the folder" if overwrite is None else "or give --overwrite, which removes them"
                 raise self.refusal(found, f"finish that job, {way}")
-            check_free()
+            yield from effects.Call(check_free)
         kept = {file.name for part in parts if others for file in self.files(part)}
-        REQUESTS.map(delete_object, [file for file in others if file.name not in kept])
+        yield from self._delete([file for file in others if file.name not in kept])
         if found is not None:
-            write_object(self.job_file, [self.content])
-        elif not put_if_absent(self.job_file, self.content):
+            yield from effects.WriteObject(self.job_file, self.content, durable=True)
+        elif not (yield from effects.PutIfAbsent(self.job_file, self.content, durable=True)):
             raise errors.ObjectExistsError(f"{self.job_file}: another job has just begun; give the same command again")
-
-    def _list_others(self) -> list[Location]:
-        """Return all objects but job.json."""
-        found = [Location(uri, self.location.options) for uri in list_matches(self.location + "/")]
-        return [file for file in found if file.name != self.job_file.name]
 
     def refusal(self, found: bytes, way: str) -> errors.ObjectExistsError:
         """Return the error for a job.json of another job, with the remedy `way`."""
@@ -154,36 +151,44 @@ class JobFolder:
         """Return the locations of a part's record and, in a subclass, its other objects."""
         return [self.file(part)]
 
-    def read(self, part: JobPart) -> Any:
-        """Return the result in a part's record; None if it has no record that is valid for this job."""
-        data = read_small(self.file(part))
-        return None if data is None else self.parse(part, data)
-
     def parse(self, part: Any, data: bytes) -> Any:
         """Return the result in the bytes of a part's record; None if it is not valid for this job."""
         return RECORD_FILE.decode(data, self.file(part).uri).result
 
-    def read_all(self, parts: Sequence[JobPart]) -> PartResults[Any]:
-        """Return the result of each part that has a record, by its name."""
-        found = zip(parts, READS.map(self.read, parts), strict=True)
-        return PartResults({part.name: result for part, result in found if result is not None})
+    def read_steps(self, part: JobPart) -> Steps[Any]:
+        """Return the result in a part's record; None if it has no record that is valid for this job."""
+        data = yield from effects.ReadObject(self.file(part))
+        return None if data is None else self.parse(part, data)
 
-    def write(self, part: JobPart, result: Any) -> None:
+    def read_all_steps(self, parts: Sequence[JobPart]) -> Steps[PartResults[Any]]:
+        """Return the result of each part that has a valid record, by its name."""
+        found = zip(
+            parts, (yield from effects.AtOnce([effects.ReadObject(self.file(part)) for part in parts])), strict=True
+        )
+        results = ((part.name, self.parse(part, data)) for part, data in found if data is not None)
+        return PartResults({name: result for name, result in results if result is not None})
+
+    def write_steps(self, part: JobPart, result: Any) -> Steps[None]:
         """Write a part's record, after all its objects."""
-        write_object(self.file(part), [self.format(result)])
+        yield from effects.WriteObject(self.file(part), self.format(result), durable=True)
 
     def format(self, result: Any) -> bytes:
         """Return the bytes of a record."""
         return RECORD_FILE.encode({"result": result})
 
-    def remove(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> None:
+    def remove_steps(self, parts: Iterable[JobPart], objects: Iterable[Location] = ()) -> Steps[None]:
         """Remove the records and all objects of the parts, then job.json and, on a disk, the folder."""
-        of_parts = [self.files(part) for part in parts]
-        REQUESTS.map(delete_object, [record for record, *_ in of_parts])  # first: a record names what exists
-        REQUESTS.map(delete_object, [*objects, *(file for _, *files in of_parts for file in files)])
-        delete_object(self.job_file)
-        if (path := self.location.local_path) is not None:
-            with contextlib.suppress(OSError):
-                for staging in Path(path).glob("*.tmp"):  # of killed workers
-                    staging.unlink()
-                os.rmdir(path)
+        files = [file for part in parts for file in self.files(part)]
+        yield from self._delete([*files, *objects])
+        yield from effects.DeleteObject(self.job_file)
+        yield from effects.RemoveFolder(self.location)
+
+    def _delete(self, files: Sequence[Location]) -> Steps[None]:
+        """Delete files, records before all others: a record names what exists."""
+        for are_records in True, False:
+            chosen = [file for file in files if file.name.endswith(".json") == are_records]
+            yield from effects.AtOnce([effects.DeleteObject(file) for file in chosen])
+
+    is_claimed, holds_parts = blocking(is_claimed_steps), blocking(holds_parts_steps)
+    claim, read = blocking(claim_steps), blocking(read_steps)
+    read_all, write, remove = blocking(read_all_steps), blocking(write_steps), blocking(remove_steps)

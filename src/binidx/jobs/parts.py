@@ -17,7 +17,9 @@ from typing import Any, Generic, TypeVar
 from binidx import errors
 from binidx.jobs.engines import open_engine
 from binidx.jobs.job_folder import JobFolder, JobPart, PartResults
-from binidx.jobs.runner import JobEngine, TaskFailure, run_tasks
+from binidx.jobs.runner import TaskRunner
+from binidx.jobs.task_queue import JobEngine, TaskFailure
+from binidx.storage.effects import Call, Steps, blocking, run
 from binidx.storage.requests.retries import is_transient
 from binidx.storage.threads import available_cores
 
@@ -135,12 +137,16 @@ class _Work(Generic[PartType, Result]):
     folder: JobFolder | None
 
     def __call__(self, part: PartType) -> Result | TaskFailure:
+        return run(self.steps(part))
+
+    def steps(self, part: PartType) -> Steps[Result | TaskFailure]:
+        """Make a part unless it has a record; return its result, or the failure."""
         try:
-            found: Result | None = self.folder.read(part) if self.folder else None
+            found: Result | None = (yield from self.folder.read_steps(part)) if self.folder else None
             if found is None:
-                found = self.make(part)
+                found = yield from Call(self.make, (part,))
                 if self.folder:
-                    self.folder.write(part, found)
+                    yield from self.folder.write_steps(part, found)
             return found
         except errors.BinidxError as error:
             return TaskFailure(error.__class__(str(error)), is_transient(error))
@@ -150,7 +156,7 @@ class _Work(Generic[PartType, Result]):
             return TaskFailure(errors.WorkerError(f"{part}: {traceback.format_exc()}"), False)
 
 
-def make_parts(
+def make_parts_steps(
     make: Callable[[PartType], Result],
     parts: Sequence[PartType],
     workers: Workers,
@@ -160,7 +166,7 @@ def make_parts(
     begin: Callable[[int, int], object] | None = None,
     remote_data: bool = False,
     task_bytes: int = 0,
-) -> PartResults[Result]:
+) -> Steps[PartResults[Result]]:
     """Make the parts of a job that have no record, of this call's shard.
 
     Args:
@@ -179,7 +185,7 @@ def make_parts(
         BinidxError: a part failed permanently, or repeatedly; the other errors of `run_tasks`.
     """
     unique = list({part.name: part for part in parts}.values())
-    results = PartResults[Result]() if folder is None else folder.read_all(unique)
+    results = PartResults[Result]() if folder is None else (yield from folder.read_all_steps(unique))
     share = workers.select(unique)
     tasks = [part for part in share if part.name not in results]
     total, left = (sum(part.size for part in some) for some in (share, tasks))
@@ -188,12 +194,19 @@ def make_parts(
     if tasks:
         if begin is not None:
             begin(total, total - left)
-        for part, result in run_tasks(
-            _Work(make, folder), tasks, workers.open(remote_data=remote_data, task_bytes=task_bytes)
-        ):
-            results[part.name] = result
-            results.num_made += 1
-            advance(part.size)
+        engine = workers.open(remote_data=remote_data, task_bytes=task_bytes)
+        runner = TaskRunner(_Work(make, folder), tasks, engine)
+        try:
+            while (ended := (yield from runner.turn())) is not None:
+                for part, result in ended:
+                    results[part.name] = result
+                    results.num_made += 1
+                    advance(part.size)
+        finally:
+            yield from runner.close()
     if workers.shard is not None and folder is not None:
-        results.update(folder.read_all([part for part in unique if part.name not in results]))
+        results.update((yield from folder.read_all_steps([part for part in unique if part.name not in results])))
     return results
+
+
+make_parts = blocking(make_parts_steps)

@@ -7,20 +7,18 @@ Several calls may finish a job at once. Each writes the same bytes, and the firs
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from binidx import errors
 from binidx.jobs.job_folder import JobFolder, PartResults
-from binidx.jobs.parts import PartType, Values, Workers, make_parts
+from binidx.jobs.parts import PartType, Values, Workers, make_parts_steps
 from binidx.jobs.progress import ProgressWatcher, Unit
-from binidx.jobs.runner import ATTEMPTS
+from binidx.jobs.task_queue import ATTEMPTS
+from binidx.storage.effects import AtOnce, Call, Chance, DeleteObject, Sleep, Steps, blocking
 from binidx.storage.location import Location
-from binidx.storage.requests.scheduler import pause
-from binidx.storage.threads import REQUESTS
-from binidx.storage.writing.publish import delete_object
+from binidx.storage.requests.retries import longest_pause
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class JobStage(Generic[PartType]):
     recorded: bool = True
 
 
-def run_stages(
+def run_stages_steps(
     stages: Sequence[JobStage[Any]], folder: JobFolder | None, workers: Workers, watch: ProgressWatcher, **options: Any
-) -> tuple[list[PartResults[Any]], int]:
+) -> Steps[tuple[list[PartResults[Any]], int]]:
     """Run the stages of a job in order, up to one whose tasks other shards must make.
 
     Args:
@@ -58,22 +56,25 @@ def run_stages(
         ObjectExistsError: the folder holds parts of another job.
     """
     if folder is not None:
-        folder.claim()
+        yield from folder.claim_steps()
     results, missing = list[PartResults[Any]](), 0
     for stage in stages:
-        tasks = stage.plan(results[-1] if results else {})
+        tasks = yield from Call(stage.plan, (results[-1] if results else {},))
 
         def begin(total: int, done: int, stage: JobStage[Any] = stage) -> None:
             watch.begin(stage.name, total, done, stage.unit)
 
         records = folder if stage.recorded else None
-        results.append(make_parts(stage.make, tasks, workers, records, advance=watch.advance, begin=begin, **options))
+        shell = make_parts_steps(stage.make, tasks, workers, records, advance=watch.advance, begin=begin, **options)
+        results.append((yield from shell))
         if missing := len({task.name for task in tasks}) - len(results[-1]):
             break
     return results, missing
 
 
-def finish_once(finish: Callable[[], object], is_finished: Callable[[], bool], attempts: int = ATTEMPTS) -> bool:
+def finish_once_steps(
+    finish: Callable[[], object], is_finished: Callable[[], bool], attempts: int = ATTEMPTS
+) -> Steps[bool]:
     """Do the last stage of a job in this process, unless another call does it first; return whether this one did.
 
     Args:
@@ -85,18 +86,18 @@ def finish_once(finish: Callable[[], object], is_finished: Callable[[], bool], a
     attempt = 1
     while True:
         try:
-            finish()
+            yield from Call(finish)
             return True
         except errors.BinidxError as error:
-            if is_finished():
+            if (yield from Call(is_finished)):
                 return False
             if not isinstance(error, errors.ObjectChangedError) or attempt == attempts:
                 raise
-        time.sleep(pause(attempt))
+        yield from Sleep((yield from Chance(0.0, longest_pause(attempt))))
         attempt += 1
 
 
-def make_recorded_parts(
+def make_recorded_parts_steps(
     make: Callable[[PartType], Values],
     parts: Sequence[PartType],
     workers: Workers,
@@ -106,7 +107,7 @@ def make_recorded_parts(
     *,
     remote_data: bool = False,
     is_final: Callable[[Values], bool] = lambda result: True,
-) -> dict[str, Values]:
+) -> Steps[dict[str, Values]]:
     """Make parts without objects, whose results the caller combines; `records` keep the results for a restart.
 
     A call without a shard removes the records at its end.
@@ -126,10 +127,14 @@ def make_recorded_parts(
         raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
     folder = None if records is None else JobFolder(Location(records.absolute, records.options), identity)
     stage = JobStage("tokens", make, lambda _: parts)
-    (results,), _ = run_stages([stage], folder, workers, watch, remote_data=remote_data)
+    (results,), _ = yield from run_stages_steps([stage], folder, workers, watch, remote_data=remote_data)
     if folder is not None and workers.shard is None:
-        folder.remove(parts)
+        yield from folder.remove_steps(parts)
     elif folder is not None:
         again = [part for part in parts if part.name in results and not is_final(results[part.name])]
-        REQUESTS.map(delete_object, map(folder.file, again))
+        yield from AtOnce([DeleteObject(folder.file(part)) for part in again])
     return results
+
+
+run_stages, finish_once = blocking(run_stages_steps), blocking(finish_once_steps)
+make_recorded_parts = blocking(make_recorded_parts_steps)

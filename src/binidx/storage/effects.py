@@ -17,6 +17,7 @@ Source: sans-I/O (h11, quinn-proto); effects by generators as in trio's first pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -25,16 +26,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from binidx.errors import StorageError
+from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
+from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
+from binidx.storage.threads import READS
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
 Result = TypeVar("Result", covariant=True)
+Arguments = ParamSpec("Arguments")
 
 
 class Effect(Generic[Result]):
@@ -155,6 +162,48 @@ class Call(Effect[Result]):
         return self.function(*self.arguments)
 
 
+@dataclass(frozen=True)
+class CallInThread(Effect["Future[Result]"]):
+    """Call a function that may never return, in a thread that the end of the process does not wait for."""
+
+    function: Callable[..., Result]
+    arguments: tuple[Any, ...] = ()
+
+    def perform(self) -> Future[Result]:
+        future = Future[Result]()
+
+        def call() -> None:
+            try:
+                future.set_result(self.function(*self.arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=call, daemon=True).start()
+        return future
+
+
+@dataclass(frozen=True)
+class WaitForFutures(Effect["list[Future[Any]]"]):
+    """Wait until one of some futures is done, at most for some seconds; return all that are, in their order."""
+
+    futures: Sequence[Future[Any]]
+    seconds: float
+
+    def perform(self) -> list[Future[Any]]:
+        futures.wait(self.futures, self.seconds, futures.FIRST_COMPLETED)
+        return [future for future in self.futures if future.done()]
+
+
+@dataclass(frozen=True)
+class AtOnce(Effect["list[Result]"]):
+    """Carry out several requests at once; return their results, or raise the first error when all have ended."""
+
+    effects: Sequence[Effect[Result]]
+
+    def perform(self) -> list[Result]:
+        return READS.map(lambda effect: effect.perform(), self.effects)
+
+
 class Task(Protocol):
     """Shell that another one has started."""
 
@@ -228,24 +277,34 @@ class ReadObject(Effect["bytes | None"]):
 
 @dataclass(frozen=True)
 class PutIfAbsent(Effect[bool]):
-    """Write an object unless there is one; return whether it was written. Not synced: a lost node may lose it."""
+    """Write an object unless there is another one; return whether it has these bytes now.
+
+    Args:
+        durable: whether it is synced on a disk; else a lost node may lose it.
+    """
 
     location: Location
     data: bytes
+    durable: bool = False
 
     def perform(self) -> bool:
-        return put_if_absent(self.location, self.data, durable=False)
+        return put_if_absent(self.location, self.data, durable=self.durable)
 
 
 @dataclass(frozen=True)
 class WriteObject(Effect[None]):
-    """Write or replace an object, at once. Not synced: a lost node may lose it."""
+    """Write or replace an object, at once.
+
+    Args:
+        durable: as of `PutIfAbsent`.
+    """
 
     location: Location
     data: bytes
+    durable: bool = False
 
     def perform(self) -> None:
-        write_object(self.location, [self.data], durable=False)
+        write_object(self.location, [self.data], durable=self.durable)
 
 
 @dataclass(frozen=True)
@@ -258,8 +317,44 @@ class DeleteObject(Effect[None]):
         delete_object(self.location)
 
 
+@dataclass(frozen=True)
+class ListObjects(Effect["list[Location]"]):
+    """Return the objects below a folder, without hidden ones, by name."""
+
+    folder: Location
+
+    def perform(self) -> list[Location]:
+        with contextlib.suppress(ObjectNotFoundError):
+            return [Location(uri, self.folder.options) for uri in list_matches(self.folder + "/")]
+        return []
+
+
+@dataclass(frozen=True)
+class RemoveFolder(Effect[None]):
+    """Remove a folder of a disk, and what killed writers left in it, unless it holds something else."""
+
+    folder: Location
+
+    def perform(self) -> None:
+        if (path := self.folder.local_path) is not None:
+            with contextlib.suppress(OSError):
+                for staging in Path(path).glob("*.tmp"):
+                    staging.unlink()
+                os.rmdir(path)
+
+
 def suppressed(steps: Steps[Result], error: type[Exception] = StorageError) -> Steps[Result | None]:
     """Carry out steps; return None if they raise `error`."""
     with contextlib.suppress(error):
         return (yield from steps)
     return None
+
+
+def blocking(shell: Callable[Arguments, Steps[Result]]) -> Callable[Arguments, Result]:
+    """Return a function that carries out a shell in the calling thread."""
+
+    @functools.wraps(shell)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return run(shell(*args, **kwargs))
+
+    return call

@@ -191,7 +191,7 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> Manifests:
 def remove_parts_of_finished(files: JobFiles, parts: Sequence[Part]) -> Manifests:
     """Remove the parts if the job is finished; return the result of `read_finished_manifests`."""
     manifests = read_finished_manifests(files.job, parts)
-    if manifests and files.is_claimed():  # job.json is removed last
+    if manifests and files.holds_parts():
         files.remove(parts)
     return manifests
 

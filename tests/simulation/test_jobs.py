@@ -1,0 +1,34 @@
+"""Jobs in parts, simulated: whatever happens to drivers, workers and the store, a job ends in the oracle's bytes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from simulation.job_world import play
+
+PROGRAM = """
+from simulation.job_world import play
+world = play(5)
+print(world.num_events, world.digest)
+"""
+
+
+@pytest.mark.parametrize("first", range(0, 150, 10))
+def test_each_command_ends_in_the_bytes_of_the_oracle_or_the_right_error(first: int) -> None:
+    for seed in range(first, first + 10):
+        play(seed)
+
+
+def test_one_seed_is_one_trace_in_another_process() -> None:
+    world = play(5)
+    printed = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed.split() == [str(world.num_events), world.digest]
