@@ -41,7 +41,6 @@ from binidx.dataset.stored.planned import PlannedDataset, open_plan
 from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError, trims_traceback
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_lock import run_checks
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.index.cache.index_files import recorded_name
 from binidx.index.documents import split_range
@@ -246,7 +245,8 @@ class BlendedMegatronDatasetBuilder:
 
         def build(prefix: str, sizes: Sizes, context: BuildContext) -> list[MegatronDataset | None]:
             with contextlib.nullcontext() if is_remote else slots:
-                run_checks(context.checks)
+                for check in context.checks:
+                    check(False)
                 return self._build_prefix(prefix, group.matrix, sizes, context)
 
         works = [partial(build, *of_prefix) for of_prefix in zip(prefixes, sizes, strict=True)]
