@@ -124,3 +124,18 @@ def test_when_the_index_cannot_be_published_all_build_at_the_same_time() -> None
     world = BuildWorld(1, [], setting).run()
     assert world.num_builds[0] == 8
     assert all(ended < 25.0 for ended in world.ended_at), "two builds one after the other"
+
+
+def test_of_two_nodes_that_remove_the_marker_of_a_dead_takeover_one_takes_over() -> None:
+    left = Left(FAILED, "boot 0.0:0", has_marker=True)
+    for seed in range(6):
+        setting = Setting(
+            num_nodes=12, seconds=(2.0,), starts=tuple(0.005 * node for node in range(12)), earlier=(left,)
+        )
+        assert BuildWorld(seed, [], setting).run().num_builds[0] == 1
+
+
+def test_a_lease_whose_last_renewal_is_late_is_left_to_expire() -> None:
+    setting = Setting(seconds=(10.0,), slow_share=0.5, slow_factor=400.0)
+    worlds = [BuildWorld(seed, [], setting).run() for seed in range(6)]
+    assert max(sum("-claim" in uri for uri in world.objects.data) for world in worlds) == 1
