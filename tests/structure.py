@@ -71,14 +71,18 @@ MACHINES = (
     "binidx.jobs.stages",
     "binidx.jobs.task_queue",
     "binidx.dataset.rank_agreement",
+    "binidx.index.cache.lease",
     "binidx.storage.requests.rate_limiter",
     "binidx.storage.requests.request_rate",
     "binidx.storage.requests.request_schedule",
     "binidx.storage.requests.retries",
 )
 SHELLS = (
+    "binidx.index.cache.build_lock",
     "binidx.jobs.parts",
+    "binidx.storage.cache.node_lock",
     "binidx.storage.effects",
+    "binidx.storage.steps",
     "binidx.storage.requests.node_rates",
     "binidx.storage.requests.scheduler",
 )

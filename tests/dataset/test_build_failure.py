@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import binidx
-from binidx.index.cache.lease import HeldLease, Lease
+from binidx.index.cache.build_lock import HeldLease, Lease
+from binidx.storage import steps
 from binidx.storage.location import Location
 from binidx.storage.writing.publish import delete_object
 
@@ -56,7 +57,7 @@ def held_claim(base: str) -> Any:
     [name] = [each for each in fs.ls(path, detail=False) if "GPTDataset-train-binidx.json" in each]
     uri = f"{base}/cache/{name.rpartition('/')[2]}"
     delete_object(Location.of(uri))
-    holding = Lease(Location.of(f"{uri}-claim")).acquire()
+    holding = steps.run(Lease(Location.of(f"{uri}-claim")).acquire())
     assert isinstance(holding, HeldLease)
     return holding
 

@@ -7,7 +7,7 @@ its request, and the time by the clock of the machine. JSON may hold
     until      a file: the build ends when it appears
     fail       a text: the build raises it
     away       seconds after which a check raises, as after the failure of another rank
-    dead, beat seconds, instead of DEAD_SECONDS and `Lease.beat_seconds`
+    dead, beat seconds, instead of those of `Lease`
     start      a file: request the index when it appears, so that all do at once
     waits      a file: gets a line with the pid once this process waits for another one, which it has seen at work
 """
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import PeerError
-from binidx.index.cache import build_lock, lease
 from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.build_lock import Lease
 from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.index.cache.index_files import IndexFiles
 from binidx.storage.location import Location
@@ -70,9 +70,8 @@ def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object
 
 def main(cache: str, log: str, how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
-    for module in (lease, build_lock):
-        module.DEAD_SECONDS = how.get("dead", lease.DEAD_SECONDS)
-    lease.Lease.beat_seconds = how.get("beat", lease.Lease.beat_seconds)
+    Lease.dead_seconds = how.get("dead", Lease.dead_seconds)
+    Lease.beat_seconds = how.get("beat", Lease.beat_seconds)
     print("ready", flush=True)
     while "start" in how and not Path(str(how["start"])).exists():
         time.sleep(0.005)

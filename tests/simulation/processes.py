@@ -30,10 +30,15 @@ from binidx.storage.location import Location
 
 @dataclass
 class Node:
-    """Machine: its name, and the clock's offset of its processes."""
+    """Machine: its name, the clock's offset of its processes, and (begin, end) in which it has no network."""
 
     name: str
     clock: float = 0.0
+    cuts: list[tuple[float, float]] = field(default_factory=list)
+
+
+def is_within(times: list[tuple[float, float]], now: float) -> bool:
+    return any(begin <= now < end for begin, end in times)
 
 
 class Objects:
@@ -65,7 +70,7 @@ class Objects:
         return self.round_trip * (0.4 + 0.2 * draw()) * (100.0 if draw() < self.slow_share else 1.0)
 
     def is_out(self) -> bool:
-        return any(begin <= self.world.now < end for begin, end in self.outages)
+        return is_within(self.outages, self.world.now)
 
     def apply(self, effect: effects.Effect[Any]) -> Any:
         """Do what a request asks for, at the moment at which it arrives.
@@ -153,6 +158,7 @@ class Process:
     Attributes:
         is_alive: False once it was killed.
         on_kill: called when it is killed, as for its locks.
+        on_effect: called before each effect; may kill or stop the process.
     """
 
     def __init__(self, world: World, node: Node, objects: Objects, name: str = "process", pause: float = 0.001) -> None:
@@ -160,6 +166,7 @@ class Process:
         self.name = f"{node.name} {name}"
         self.is_alive, self.stopped_until = True, 0.0
         self.on_kill: list[Callable[[], None]] = []
+        self.on_effect: list[Callable[[effects.Effect[Any], Task], None]] = []
         self.tasks: list[Task] = []
         self.performers: dict[type, Callable[[Any, Task], None]] = {
             effects.Now: lambda effect, task: self.answer(task, world.now + node.clock),
@@ -199,7 +206,7 @@ class Process:
 
     def stop(self, seconds: float) -> None:
         """Stop the process for some seconds, as SIGSTOP does; what happens to it meanwhile comes when it goes on."""
-        self.stopped_until = self.world.now + seconds
+        self.stopped_until = max(self.stopped_until, self.world.now + seconds)
 
     def answer(self, task: Task, value: Any, seconds: float = 0.0, error: BaseException | None = None) -> None:
         """Give a shell the result of its effect after some seconds, or let it raise."""
@@ -233,6 +240,10 @@ class Process:
         except (Exception, KeyboardInterrupt) as raised:
             task.error = raised
             return self._end(task, f"raises {type(raised).__name__}")
+        for hook in self.on_effect:
+            hook(effect, task)
+        if not self.is_alive:
+            return f"(killed before {short(effect)})"
         self.performers[type(effect)](effect, task)
         return short(effect)
 
@@ -313,7 +324,7 @@ class Process:
         if not self.is_alive and draw() < 0.5:
             return "lost"
         lost, error, value = draw() < objects.lost_share, None, None
-        if objects.is_out() or (lost and draw() < 0.5):
+        if objects.is_out() or is_within(self.node.cuts, self.world.now) or (lost and draw() < 0.5):
             error = lost_response("no response")
         else:
             try:

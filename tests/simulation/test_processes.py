@@ -43,13 +43,14 @@ def test_objects_are_put_once_replaced_and_deleted(driver: Driver, tmp_path: Pat
         first = yield from effects.ReadObject(location)
         won = yield from effects.PutIfAbsent(location, b"one")
         lost = yield from effects.PutIfAbsent(location, b"two")
+        again = yield from effects.PutIfAbsent(location, b"one")
         kept = yield from effects.ReadObject(location)
         yield from effects.WriteObject(location, b"three")
         replaced = yield from effects.ReadObject(location)
         yield from effects.DeleteObject(location)
-        return [first, won, lost, kept, replaced, (yield from effects.ReadObject(location))]
+        return [first, won, lost, again, kept, replaced, (yield from effects.ReadObject(location))]
 
-    assert driver(shell()) == [None, True, False, b"one", b"three", None]
+    assert driver(shell()) == [None, True, False, True, b"one", b"three", None]
 
 
 def test_requests_at_once_return_in_order_and_the_first_error_is_raised_when_all_have_ended(
@@ -168,3 +169,37 @@ def test_a_killed_process_does_nothing_more_and_its_last_write_arrives_or_not() 
         world.run(10.0)
         left.add(tuple(sorted(objects.data)))
     assert left == {("s3://bucket/a",), ("s3://bucket/a", "s3://bucket/b")}
+
+
+def test_a_hook_sees_each_effect_before_it_is_carried_out_and_may_kill_the_process() -> None:
+    world = World(1)
+    objects = Objects(world)
+    process = Process(world, Node("node 0"), objects)
+    seen = []
+
+    def shell() -> Steps[None]:
+        yield from effects.Sleep(1.0)
+        yield from effects.WriteObject(Location.of("s3://bucket/a"), b"a")
+
+    def hook(effect: effects.Effect[Any], task: Any) -> None:
+        seen.append(type(effect).__name__)
+        if isinstance(effect, effects.WriteObject):
+            process.kill()
+
+    process.on_effect.append(hook)
+    process.start(shell(), "shell")
+    world.run(10.0)
+    assert seen == ["Sleep", "WriteObject"]
+    assert not objects.data
+
+
+def test_a_node_without_network_gets_no_response_and_others_do() -> None:
+    world = World(1)
+    objects = Objects(world)
+    location = Location.of("s3://bucket/a")
+    tasks = [
+        Process(world, node, objects).start(effects.suppressed(iter(effects.PutIfAbsent(location, b"a"))), "put")
+        for node in (Node("node 0", cuts=[(0.0, 1.0)]), Node("node 1"))
+    ]
+    world.run(10.0)
+    assert [task.result for task in tasks] == [None, True]

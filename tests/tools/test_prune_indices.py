@@ -14,10 +14,11 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
+from binidx.index.cache.build_lock import Lease
 from binidx.index.cache.index_cache import Outcome
-from binidx.index.cache.lease import Lease
 from binidx.index.cache.pruning import find_indices
 from binidx.storage.location import Location
+from binidx.storage.steps import run
 from binidx.tools import main
 
 
@@ -95,7 +96,7 @@ def test_a_young_index_stays(state: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_an_index_that_is_being_built_stays(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "11a29178f75c362c51c662b114819238-GPTDataset-train"
     lease = Lease(Location.of(f"cache/{name}-binidx.json-claim"))
-    held = lease.acquire()
+    held = run(lease.acquire())
     assert held is not None
     with held:
         assert prune(capsys, "cache", "--older-than", "0s")["being built"] == [name]
@@ -107,12 +108,12 @@ def test_a_build_that_begins_after_the_listing_keeps_its_index(listed: bool, sta
     name, directory = "11a29178f75c362c51c662b114819238-GPTDataset-train", Location.of("cache")
     lease = Lease(directory / f"{name}-binidx.json-claim")
     if listed:  # of a builder that was killed long ago
-        lease.acquire()
+        run(lease.acquire())
         os.utime(f"cache/{name}-binidx.json-claim", (golden.MTIME, golden.MTIME))
     [index] = [index for index in find_indices(directory, lambda *_: False, 0) if index.name == name]
     if listed:
-        lease.remove()
-    held = lease.acquire()
+        run(lease.remove())
+    held = run(lease.acquire())
     assert held is not None
     with held:
         assert not index.remove(directory)
@@ -125,7 +126,7 @@ def test_the_lease_of_a_builder_that_was_killed_long_ago_goes_with_its_arrays(
     shutil.rmtree("cache")
     name = f"cache/{'d' * 32}-GPTDataset-train"
     Path("cache").mkdir()
-    Lease(Location.of(f"{name}-binidx.json-claim")).acquire()
+    run(Lease(Location.of(f"{name}-binidx.json-claim")).acquire())
     Path(f"{name}-document_index.npy").touch()
     golden.same_times(Path("cache"))
     assert prune(capsys, "cache", "--older-than", "1d") == {"removed": [Path(name).name]}

@@ -1,24 +1,12 @@
-"""Effects: the requests, locks, pauses and threads that the shell of a machine needs, and how this process has them.
+"""Effects: the requests, pauses, names and threads that the shell of a machine needs, and how this process has them.
 
-    def build() -> Steps[bytes]:
-        data = yield from ReadObject(location)       # of the type that the effect returns
-        yield from Sleep(0.5)
-        return data
-
-    run(build())
-
-A shell is a generator that yields effects, and imports no clock, thread, lock, file or source of chance. `run` carries
-them out in this thread; `tests/simulation` carries out the same ones in virtual time, where a process can be killed at
-each. An effect that fails raises its error where it was yielded, so `try` and `finally` work as in plain code.
-
-Source: sans-I/O (h11, quinn-proto); effects by generators as in trio's first prototypes.
+How a shell yields them: see `steps`, whose names are here, too. Those of lock files are in `cache.node_lock`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
 import random
@@ -26,62 +14,26 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol
 
 from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
+from binidx.storage.steps import Effect as Effect
+from binidx.storage.steps import Result as Result
+from binidx.storage.steps import Sleep as Sleep
+from binidx.storage.steps import Steps as Steps
+from binidx.storage.steps import run as run
 from binidx.storage.threads import READS
 from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
 
-Result = TypeVar("Result", covariant=True)
 Arguments = ParamSpec("Arguments")
-
-
-class Effect(Generic[Result]):
-    """One thing that a shell asks for."""
-
-    def perform(self) -> Result:
-        """Do it in this process and thread."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Generator[Effect[Any], Any, Result]:
-        """Yield the effect itself; return its result: `result = yield from effect`."""
-        result: Result = yield self
-        return result
-
-
-Steps = Generator[Effect[Any], Any, Result]
-"""A shell, or a part of one, and the type of its result."""
-
-
-def run(steps: Steps[Result]) -> Result:
-    """Carry out all effects of a shell in this thread; return its result."""
-    answer: Any = None
-    error: BaseException | None = None
-    try:
-        while True:
-            try:
-                effect = steps.send(answer) if error is None else steps.throw(error)
-                answer = error = None
-                answer = effect.perform()
-            except BaseException as raised:
-                if inspect.getgeneratorstate(steps) != inspect.GEN_CLOSED:
-                    error = raised  # of the effect, or an interrupt beside it
-                elif isinstance(raised, StopIteration):
-                    result: Result = raised.value
-                    return result
-                else:
-                    raise
-    finally:
-        error = None  # its traceback holds this frame
-
 
 # Time and chance
 
@@ -92,16 +44,6 @@ class Now(Effect[float]):
 
     def perform(self) -> float:
         return time.monotonic()
-
-
-@dataclass(frozen=True)
-class Sleep(Effect[None]):
-    """Pause this shell."""
-
-    seconds: float
-
-    def perform(self) -> None:
-        time.sleep(self.seconds)
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from binidx.errors import StorageError
+from binidx.index.cache.build_lock import HeldLease, Lease, new_lease_record
 from binidx.index.cache.lease import (
     BUILDING,
     FAILED,
     LEASE_FILE,
+    NO_LEASE,
     UNPUBLISHED,
-    HeldLease,
-    Lease,
     LeaseRecord,
-    LeaseWatcher,
-    new_lease_record,
+    LeaseWait,
     parse_lease_record,
 )
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.steps import Steps, run
 from binidx.storage.writing.publish import create_object
 
 
@@ -45,21 +45,21 @@ def winners(attempts: list[Any]) -> list[HeldLease]:
 
 def test_one_of_eight_acquires_it_and_another_when_it_is_released(lease: Lease) -> None:
     for _ in range(2):
-        (held,) = winners([lease.acquire] * 8)
+        (held,) = winners([lambda: run(lease.acquire())] * 8)
         with held:
-            record = lease.read()
+            record = run(lease.read())
             assert record == held.record
             assert record.state == BUILDING
-            assert lease.acquire() is None
-        assert lease.read() is None
+            assert run(lease.acquire()) is None
+        assert run(lease.read()) == NO_LEASE
 
 
 def test_one_of_eight_takes_over_an_expired_lease(lease: Lease) -> None:
-    dead = lease.acquire()
+    dead = run(lease.acquire())
     assert dead is not None
-    (held,) = winners([lambda: lease.take_over(dead.record)] * 8)
-    assert lease.read() == held.record != dead.record
-    assert lease.take_over(dead.record) is None, "a late process sees that it was taken over"
+    (held,) = winners([lambda: run(lease.take_over(dead.record))] * 8)
+    assert run(lease.read()) == held.record != dead.record
+    assert run(lease.take_over(dead.record)) is None, "a late process sees that it was taken over"
     assert not object_exists(Location.of(f"{lease.location}-after-{dead.record.holder}"))
 
 
@@ -67,74 +67,76 @@ class OftenRenewed(Lease):
     beat_seconds = 0.1
 
 
+def poll(wait: LeaseWait, lease: Lease) -> LeaseRecord:
+    wait.polled(run(lease.read()), time.monotonic())
+    return wait.record
+
+
 def test_a_working_holder_renews_its_lease_and_a_dead_one_does_not(lease: Lease) -> None:
-    lease = OftenRenewed(lease.location)
-    watcher = LeaseWatcher(lease)
-    with lease.acquire() as held:  # type: ignore[union-attr]
+    lease, wait = OftenRenewed(lease.location), LeaseWait("")
+    with run(lease.acquire()) as held:  # type: ignore[union-attr]
         for _ in range(5):
-            before, until = watcher.poll(), time.monotonic() + 300
-            while watcher.poll() == before:
+            before, until = poll(wait, lease), time.monotonic() + 300
+            while poll(wait, lease) == before:
                 assert time.monotonic() < until, "it is still the same record"
                 time.sleep(0.02)
-            assert watcher.silent_seconds < 300
-        assert watcher.seen_at_work
-    lease.write(held.record)
+            assert wait.silent_seconds < 300
+    run(lease.write(held.record))
     for _ in range(3):
-        watcher.poll()
+        poll(wait, lease)
         time.sleep(0.2)
-    assert watcher.silent_seconds > 0.3
+    assert wait.silent_seconds > 0.3
 
 
 def test_a_failed_holder_leaves_its_traceback_for_the_waiting_processes(lease: Lease) -> None:
-    early, late, held = LeaseWatcher(lease), LeaseWatcher(lease), lease.acquire()
+    early, late, held = LeaseWait(""), LeaseWait(""), run(lease.acquire())
     assert held is not None
 
     def fail() -> None:
         with held:
-            early.poll()
+            poll(early, lease)
             raise ValueError("no tokens")
 
     with pytest.raises(ValueError, match="no tokens"):
         fail()
-    for watcher in (early, late):
-        record = watcher.poll()
-        assert record is not None
+    for wait in (early, late):
+        record = poll(wait, lease)
         assert record.state == FAILED
         assert "Traceback" in record.error
         assert "ValueError: no tokens" in record.error
         assert record.where == held.record.where
-    assert early.seen_at_work
-    assert not late.seen_at_work
-    assert lease.acquire() is None
-    assert lease.take_over(record) is not None
+    assert early.next_step() == "raise"
+    assert late.next_step() == "take over"
+    assert run(lease.acquire()) is None
+    assert run(lease.take_over(record)) is not None
 
 
 def test_a_result_that_could_not_be_published_is_recorded(lease: Lease) -> None:
-    with lease.acquire() as held:  # type: ignore[union-attr]
+    with run(lease.acquire()) as held:  # type: ignore[union-attr]
         held.published = False
-    record = lease.read()
+    record = run(lease.read())
     assert record is not None
     assert record.state == UNPUBLISHED
 
 
 def test_an_interrupted_holder_releases_its_lease(lease: Lease) -> None:
-    with pytest.raises(KeyboardInterrupt), lease.acquire():  # type: ignore[union-attr]
+    with pytest.raises(KeyboardInterrupt), run(lease.acquire()):  # type: ignore[union-attr]
         raise KeyboardInterrupt
-    assert lease.read() is None
+    assert run(lease.read()) == NO_LEASE
 
 
 def test_a_record_of_another_version_can_be_watched_and_taken_over(lease: Lease) -> None:
     for foreign in (b"", b"[]", b'{"holder": 1, "more": 2}', b"\xff"):
         with create_object(lease.location) as out:
             out.write(foreign)
-        record = lease.read()
+        record = run(lease.read())
         assert record is not None
         assert record.state == BUILDING
-        assert lease.acquire() is None
-        taken = lease.take_over(record)
+        assert run(lease.acquire()) is None
+        taken = run(lease.take_over(record))
         assert taken is not None
-        assert lease.read() == taken.record
-    assert parse_lease_record(LEASE_FILE.encode(new_lease_record("n"))).node == "n"
+        assert run(lease.read()) == taken.record
+    assert parse_lease_record(LEASE_FILE.encode(run(new_lease_record("n")))).node == "n"
 
 
 def test_a_holder_is_no_path() -> None:
@@ -146,34 +148,35 @@ def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path
     (tmp_path / "file").write_bytes(b"")
     for directory in (web.endpoint, f"{tmp_path}/file"):
         with pytest.raises(StorageError):
-            Lease(Location.of(f"{directory}/claim")).acquire()
+            run(Lease(Location.of(f"{directory}/claim")).acquire())
 
 
 def test_a_takeover_does_not_wait_for_a_process_of_its_node_that_was_killed_in_its_own(lease: Lease) -> None:
-    dead = lease.acquire()
+    dead = run(lease.acquire())
     assert dead is not None
-    Lease(lease._marker(dead.record.holder)).write(new_lease_record("node7"))
-    assert lease.take_over(dead.record) is None
-    assert lease.take_over(dead.record, "node8") is None
-    held = lease.take_over(dead.record, "node7")
+    run(lease._marker(dead.record.holder).write(run(new_lease_record("node7"))))
+    assert run(lease.take_over(dead.record)) is None
+    assert run(lease.take_over(dead.record, "node8")) is None
+    held = run(lease.take_over(dead.record, "node7"))
     assert held is not None
-    assert lease.read() == held.record
-    assert not object_exists(lease._marker(dead.record.holder))
+    assert run(lease.read()) == held.record
+    assert not object_exists(lease._marker(dead.record.holder).location)
 
 
 class KilledAtItsEnd(Lease):
     """Lease of a process that is killed before it removes the marker of its takeover."""
 
-    def remove_marker(self, ended: LeaseRecord) -> None: ...
+    def remove_marker(self, ended: LeaseRecord) -> Steps[None]:
+        yield from ()
 
 
 def test_a_takeover_removes_the_marker_of_a_process_that_was_killed_at_the_end_of_its_own(lease: Lease) -> None:
-    dead = lease.acquire()
+    dead = run(lease.acquire())
     assert dead is not None
-    second = KilledAtItsEnd(lease.location).take_over(dead.record)
+    second = run(KilledAtItsEnd(lease.location).take_over(dead.record))
     assert second is not None
-    assert object_exists(lease._marker(dead.record.holder))
-    held = lease.take_over(second.record)
+    assert object_exists(lease._marker(dead.record.holder).location)
+    held = run(lease.take_over(second.record))
     assert held is not None
     for holder in (dead.record.holder, second.record.holder):
-        assert not object_exists(lease._marker(holder))
+        assert not object_exists(lease._marker(holder).location)

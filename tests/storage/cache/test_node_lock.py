@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from binidx.storage.cache import node_lock
-from binidx.storage.cache.node_lock import acquire_node_lock
+from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
+from binidx.storage.steps import Steps, run
 
 HOLDER = """
 import os, sys, time
@@ -169,21 +170,28 @@ def test_a_message_of_a_killed_holder_is_not_read_by_later_processes(path: str) 
     assert left == [b""]
 
 
-def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, lost = node_lock._open, list[str | None]()
+def test_a_process_that_locks_a_removed_file_takes_another(path: str) -> None:
+    with acquire_node_lock(path):  # makes the directory
+        pass
+    steps = node_lock.enter(path, lambda: iter(()))  # type: ignore[arg-type,return-value]
+    opened = next(steps).perform()
+    os.unlink(path)
 
-    def open_and_lose(asked: str | None) -> int | None:
-        descriptor = opened(asked)
-        if not lost:
-            lost.append(asked)
-            os.unlink(path)
-        return descriptor
+    def others() -> Steps[NodeLock]:
+        answer = opened
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            answer = yield effect
 
-    monkeypatch.setattr(node_lock, "_open", open_and_lose)
-    with acquire_node_lock(path) as lock:
-        assert lock.first
-        with subprocess.Popen([sys.executable, "-c", LOOKER, path], stdout=subprocess.PIPE, text=True) as other:
-            assert other.communicate()[0] == "False\n"
+    lock = run(others())
+    assert lock.first
+    with subprocess.Popen([sys.executable, "-c", LOOKER, path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.communicate()[0] == "False\n"
+    run(lock.leave())
+    assert not os.path.exists(path)
 
 
 LOOKER = """

@@ -22,11 +22,13 @@ from functools import partial
 from typing import Literal
 
 from binidx.errors import StorageError
+from binidx.index.cache.build_lock import HeldLease, Lease
 from binidx.index.cache.index_files import DESCRIPTION, LEFT_SECONDS, MANIFEST
-from binidx.index.cache.lease import HeldLease, Lease
+from binidx.index.cache.lease import NO_LEASE
 from binidx.index.cache.order_record import ORDERS, parse_known
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
+from binidx.storage.steps import run
 from binidx.storage.stores.fsspec_store import StoredFile, list_stored_files
 from binidx.storage.writing.publish import delete_object
 
@@ -143,8 +145,8 @@ def _hold_lease(directory: Location, name: str, listed: StoredFile | None) -> He
     """Acquire the lease of an index, or take over the old one that is listed; None if another process has it."""
     lease = Lease(directory / name)
     if listed is None:
-        return lease.acquire()
-    record = lease.read()
-    if record is None or list_stored_files(directory.uri, directory.options or {}).get(name) != listed:
+        return run(lease.acquire())
+    record = run(lease.read())
+    if record == NO_LEASE or list_stored_files(directory.uri, directory.options or {}).get(name) != listed:
         return None
-    return lease.take_over(record)
+    return run(lease.take_over(record))
