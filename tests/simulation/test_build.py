@@ -9,7 +9,7 @@ import sys
 import pytest
 from simulation.build_world import BuildWorld, Fault, Left, Setting
 
-from binidx.index.cache.lease import BUILDING, DEAD_SECONDS, FAILED, UNPUBLISHED
+from binidx.index.cache.lease import BUILDING, DEAD_SECONDS, FAILED, NO_LEASE, UNPUBLISHED, LeaseWait
 
 WORLDS, CHUNK = 200, 25
 
@@ -139,3 +139,16 @@ def test_a_lease_whose_last_renewal_is_late_is_left_to_expire() -> None:
     setting = Setting(seconds=(10.0,), slow_share=0.5, slow_factor=400.0)
     worlds = [BuildWorld(seed, [], setting).run() for seed in range(6)]
     assert max(sum("-claim" in uri for uri in world.objects.data) for world in worlds) == 1
+
+
+def test_a_waiting_node_finds_the_arrays_after_an_eighth_of_its_wait() -> None:
+    for seed in range(6):
+        world = BuildWorld(seed, [], Setting(num_nodes=3, seconds=(1.0,), starts=(0.0, 0.0, 0.0))).run()
+        assert all(ended < 1.6 for ended in world.ended_at)
+
+
+def test_a_released_lease_is_acquired_if_the_arrays_are_still_missing() -> None:
+    wait = LeaseWait("")
+    wait.polled(NO_LEASE, 5.0)
+    assert wait.must_load
+    assert wait.next_step() == "acquire"
