@@ -332,7 +332,8 @@ class Ranks:
             keys: Any = Keys(self.clients[rank], f"{number}")
             participant = Participant(keys, rank, self.size, f"rank {rank} ({process.name})")
             try:
-                yield from participant.agree(lambda: self._work(rank, number, participant, keys))  # noqa: B023
+                result = yield from participant.agree(lambda: self._work(rank, number, participant, keys))  # noqa: B023
+                assert result == "built", result
             except (Exception, KeyboardInterrupt) as error:
                 part.ended, part.error = self.world.now, error
                 self._fault()
