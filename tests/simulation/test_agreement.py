@@ -121,6 +121,7 @@ def test_a_rank_that_waits_for_the_values_of_a_killed_one_sends_heartbeats(at: i
     build.builder, build.compares, build.seconds = None, True, [0.5, 0.0]
     ranks.run()
     check_ranks(ranks)
+    assert isinstance(build.parts[0].error, PeerError | None)
 
 
 def test_the_last_rank_does_not_wait_for_those_that_went_on_without_it() -> None:
