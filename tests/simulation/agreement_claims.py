@@ -58,14 +58,14 @@ def check_build(ranks: Ranks, number: int, build: Build) -> None:
             assert text.count("no heartbeat") <= 1, text
             if STORE_GONE in text:
                 assert names[rank] in text, text
-                assert may_miss_the_store(ranks, rank, part), where
+                assert may_miss_the_store(ranks, number, rank, part), where
             else:
                 assert any(names[each].rstrip(")") in text for each in failed), (failed, text)
         else:
             assert rank in failed, where
 
 
-def may_miss_the_store(ranks: Ranks, rank: int, part: Part) -> bool:
+def may_miss_the_store(ranks: Ranks, number: int, rank: int, part: Part) -> bool:
     """Return whether a rank may get no response: its connection is broken, or the holder of the store had to go."""
     holder = ranks.store.holder
     if ranks.clients[rank].is_broken:
@@ -75,9 +75,15 @@ def may_miss_the_store(ranks: Ranks, rank: int, part: Part) -> bool:
     first = ranks.processes.index(holder)
     kinds = {fault.kind for fault in ranks.faults if fault.rank == first}
     stopped = any(fault.kind == "all stop" or (fault.kind, fault.rank) == ("stops", rank) for fault in ranks.faults)
-    left = [other.parts[first].ended for other in ranks.builds if other.parts[first].error is not None]
-    is_late = bool(left) and (part.entered is None or part.entered > left[0])  # type: ignore[operator]
-    return not kinds.isdisjoint({"is killed", "is interrupted", "is disconnected"}) or stopped or is_late
+    own = ranks.builds[number].parts[first]
+    failed_elsewhere = own.error is None and any(other.parts[first].error is not None for other in ranks.builds)
+    is_late = part.entered is None or (own.ended is not None and part.entered > own.ended)
+    return (
+        not kinds.isdisjoint({"is killed", "is interrupted", "is disconnected"})
+        or stopped
+        or is_late
+        or failed_elsewhere
+    )
 
 
 def check_counts(ranks: Ranks, number: int, build: Build) -> None:

@@ -298,7 +298,9 @@ class Ranks:
             if fault.kind in ("is killed", "is interrupted"):
                 self.by_effects[fault.build, fault.rank].append(fault)
         self.mains: list[Task] = []
+        self.logged: list[effects.Log] = []
         for rank, process in enumerate(self.processes):
+            process.performers[effects.Log] = self._log(process)
             process.performers = {kind: self._counted(rank, function) for kind, function in process.performers.items()}
             self.clients[rank].on_served = self._served(rank)
             self.mains.append(process.start(self._program(rank), "main"))
@@ -330,7 +332,8 @@ class Ranks:
             keys: Any = Keys(self.clients[rank], f"{number}")
             participant = Participant(keys, rank, self.size, f"rank {rank} ({process.name})")
             try:
-                yield from participant.agree(lambda: self._work(rank, number, participant, keys))  # noqa: B023
+                result = yield from participant.agree(lambda: self._work(rank, number, participant, keys))  # noqa: B023
+                assert result == "built", result
             except (Exception, KeyboardInterrupt) as error:
                 part.ended, part.error = self.world.now, error
                 self._fault()
@@ -384,6 +387,13 @@ class Ranks:
         if disagrees:
             self._fail(rank, number)
         yield from Comparison(f"build() on {name}", keys, name, self.size).compare("order", [{"seed": int(disagrees)}])
+
+    def _log(self, process: Process) -> Callable[[effects.Log, Task], None]:
+        def log(effect: effects.Log, task: Task) -> None:
+            self.logged.append(effect)
+            process.answer(task, None)
+
+        return log
 
     # Faults
 

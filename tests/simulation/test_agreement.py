@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from simulation.agreement_claims import check_ranks
 from simulation.agreement_world import Fault, Ranks
@@ -119,6 +121,7 @@ def test_a_rank_that_waits_for_the_values_of_a_killed_one_sends_heartbeats(at: i
     build.builder, build.compares, build.seconds = None, True, [0.5, 0.0]
     ranks.run()
     check_ranks(ranks)
+    assert isinstance(build.parts[0].error, PeerError | None)
 
 
 def test_the_last_rank_does_not_wait_for_those_that_went_on_without_it() -> None:
@@ -131,7 +134,28 @@ def test_the_last_rank_does_not_wait_for_those_that_went_on_without_it() -> None
     assert parts[0].ended - parts[0].worked < 0.5  # type: ignore[operator]
 
 
+def test_a_rank_that_works_long_after_the_others_went_on_without_it_misses_none() -> None:
+    """They have left: that their heartbeats have stopped means nothing."""
+    ranks = Ranks(3, size=3, faults=[Fault("is late", 0, seconds=20.0)], num_builds=1, seconds=0.5)
+    ranks.builds[0].seconds[0] = 90.0
+    ranks.run()
+    check_ranks(ranks)
+    assert errors(ranks) == [""] * 3
+
+
 # Limits
+
+
+def test_ranks_that_wait_end_within_seconds_when_the_process_with_the_store_dies() -> None:
+    ranks = Ranks(9, size=3, faults=[Fault("is killed", 0, at=60)], num_builds=1, holder=0)
+    build = ranks.builds[0]
+    build.builder, build.seconds, build.checks = None, [500.0] * 3, [True] * 3
+    ranks.run()
+    check_ranks(ranks)
+    assert build.parts[0].failed < 30.0  # type: ignore[operator]
+    for part in build.parts[1:]:
+        assert "does not answer" in str(part.error)
+        assert part.ended - build.parts[0].failed < 5.0  # type: ignore[operator]
 
 
 def test_an_error_is_raised_by_ranks_that_have_finished_within_a_second() -> None:
@@ -152,7 +176,18 @@ def test_ranks_without_an_outcome_wait_ten_seconds_for_absent_ranks_and_for_ente
     assert 24.5 < waits[0] < 26.0
     assert 22.5 < waits[1] < 24.0
     assert 10.0 < waits[2] < 10.5
-    assert "ok" not in str(ranks.store.data.get("0/outcome"))
+    assert "0/outcome" not in ranks.store.data
+    assert [(log.logger, log.level) for log in ranks.logged] == [("binidx.dataset.rank_agreement", logging.WARNING)] * 3
+    assert all(log.message.startswith("1 of 4 ranks have not entered build(); continuing") for log in ranks.logged)
+
+
+def test_an_interrupted_rank_ends_at_once_and_the_others_raise_within_a_second() -> None:
+    ranks = run(8, size=3, faults=[Fault("is interrupted", 1, at=80)], num_builds=1, seconds=40.0)
+    parts = ranks.builds[0].parts
+    assert isinstance(parts[1].error, KeyboardInterrupt)
+    assert parts[1].ended - parts[1].failed < 0.3  # type: ignore[operator]
+    for part in (parts[0], parts[2]):
+        assert "rank 1 (node 0 process 101) failed: KeyboardInterrupt" in str(part.error)
 
 
 @pytest.mark.parametrize("size", [64, 256])
