@@ -23,7 +23,7 @@ import pytest
 from simulation.stores import Fault, Store
 from simulation.world import World
 
-from binidx.errors import CancelledReadError, ObjectChangedError, ShortReadError
+from binidx.errors import CancelledReadError, ObjectChangedError, ShortReadError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.node_rates import NodeRates
 from binidx.storage.requests.rate_limiter import RateLimiter
@@ -46,10 +46,9 @@ SETTLED_SECONDS = 30.0
 """Time after the last fault for a pause, a stalled request, and another pause, beside the requests themselves."""
 
 
-def hidden_error() -> Exception:
-    """Return the error that fsspec's http raises for a lost connection."""
-    error = FileNotFoundError("memory://b/k")
-    error.__cause__ = ConnectionResetError("by peer")
+def caused(error: Exception, cause: Exception) -> Exception:
+    """Return an error with its cause."""
+    error.__cause__ = cause
     return error
 
 
@@ -63,7 +62,8 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "false absence": lambda: FalseAbsenceError("404"),
     "absent": lambda: FileNotFoundError("no such key"),
     "fault": lambda: DriverFaultError("memory://b/k: a byte too many"),
-    "hidden": lambda: hidden_error(),
+    "hidden": lambda: caused(FileNotFoundError("by fsspec's http"), ConnectionResetError("by peer")),
+    "wrapped": lambda: caused(StorageError("memory://b/k: lost"), ConnectionResetError("by peer")),
     "changed": lambda: ObjectChangedError("memory://b/k: changed"),
     "denied": lambda: HTTPStatusError(403),
 }
@@ -480,7 +480,7 @@ class OpenLimiter:
     """Limiter that admits all; its attributes are what a test sets."""
 
     def __init__(self) -> None:
-        self.is_holding = False
+        self.is_holding, self.num_ends = False, 0
         self.in_flight, self.answered_at, self.is_limited, self.is_throttling = 0, -math.inf, False, False
 
     def admits(self, read: Any, index: int) -> bool:
@@ -493,18 +493,24 @@ class OpenLimiter:
     def note_response(self, now: float) -> None:
         self.in_flight -= 1
 
-    note_refusal = note_end = lambda self: self.note_response(0.0)
+    def note_refusal(self) -> None:
+        self.in_flight -= 1
+
+    def note_end(self) -> None:
+        self.in_flight -= 1
+        self.num_ends += 1
 
 
 class BareSchedule:
     """Schedule of one read whose time and failures a test chooses; pauses are as long as they may be.
 
     Attributes:
-        ended, cancelled: reads that ended, and numbers of requests that were cancelled.
+        ended, errors, cancelled: reads that ended, their errors, and numbers of requests that were cancelled.
     """
 
     def __init__(self, settings: ReadSettings, *, limit: int = 64, num_ranges: int = 1, opening: bool = False) -> None:
         self.ended, self.cancelled, self.limiter = list[Any](), list[int](), OpenLimiter()
+        self.errors = list[BaseException | None]()
         self.times, self.now = StoreTimes(print), 0.0
         self.schedule = RequestSchedule(limit, self, self.times, lambda low, high: high, HedgeTimer())
         ranges = [(1 << 30, (1 << 30) + 10)] * num_ranges
@@ -530,6 +536,7 @@ class BareSchedule:
 
     def end(self, read: Any, error: BaseException | None) -> None:
         self.ended.append(read)
+        self.errors.append(error)
 
     def log(self, read: Any, index: int, num_tries: int, seconds: float, status: str, response: Any) -> None:
         raise AssertionError("this read is not logged")
