@@ -112,8 +112,8 @@ class Plan:
 
     @property
     def settled_at(self) -> float:
-        """Time at which all reads have ended that began before the faults ended."""
-        num_requests = self.num_callers * self.num_ranges
+        """Time at which all reads have ended: none begins after the faults; without faults, all of a caller do."""
+        num_requests = self.num_callers * self.num_ranges * (1 if self.faults_end else self.num_reads)
         in_flight = num_requests * (self.store.round_trip + self.size / self.speed) / self.limit
         stalled = min(self.limit, num_requests) * self.size / SLOWEST
         rate = min(self.store.rate, 1e9) / 4  # a limit that was found among faults is low
