@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import random
+import ssl
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -66,10 +67,12 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "wrapped": lambda: caused(StorageError("memory://b/k: lost"), ConnectionResetError("by peer")),
     "changed": lambda: ObjectChangedError("memory://b/k: changed"),
     "denied": lambda: HTTPStatusError(403),
+    "certificate": lambda: ssl.SSLCertVerificationError("expired"),
+    "defect": lambda: ValueError("of a driver"),
 }
 """Kind of a fault -> error of a request in it. Other kinds: "stall", no response; "slow", a tenth of the speed."""
 
-FINAL = {"absent", "changed", "denied", "fault"}
+FINAL = {"absent", "changed", "denied", "fault", "certificate", "defect"}
 """Kinds after which a read fails at once."""
 
 

@@ -108,7 +108,7 @@ def settings_of(deadline: float, outage: float, *, hedge: bool = False) -> ReadS
 # What ends a read
 
 
-@pytest.mark.parametrize("kind", ["absent", "changed", "denied", "fault"])
+@pytest.mark.parametrize("kind", ["absent", "changed", "denied", "fault", "certificate", "defect"])
 def test_a_failure_for_good_ends_a_read_at_once(kind: str) -> None:
     read = only_read(replace(always(kind), num_ranges=9, limit=2))
     assert read.error is not None
