@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+import ssl
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from simulation.fleet import Rates, Timer
 from simulation.stores import Fault, Store
 from simulation.world import World
 
-from binidx.errors import CancelledReadError, ObjectChangedError, ShortReadError
+from binidx.errors import CancelledReadError, ObjectChangedError, ShortReadError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.request_schedule import (
@@ -37,11 +39,18 @@ from binidx.storage.requests.request_schedule import (
 )
 from binidx.storage.requests.retries import LONGEST_PAUSE, Failure, StoreTimes
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores.driver_errors import FalseAbsenceError, HTTPStatusError
+from binidx.storage.stores.driver_errors import DriverFaultError, FalseAbsenceError, HTTPStatusError
 
 NEVER = 1e9
 SETTLED_SECONDS = 30.0
 """Time after the last fault for a pause, a stalled request, and another pause, beside the requests themselves."""
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    """Return an error with its cause."""
+    error.__cause__ = cause
+    return error
+
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "refused": lambda: HTTPStatusError(503),
@@ -52,12 +61,17 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "short": lambda: ShortReadError("memory://b/k: short"),
     "false absence": lambda: FalseAbsenceError("404"),
     "absent": lambda: FileNotFoundError("no such key"),
+    "fault": lambda: DriverFaultError("memory://b/k: a byte too many"),
+    "hidden": lambda: caused(FileNotFoundError("by fsspec's http"), ConnectionResetError("by peer")),
+    "wrapped": lambda: caused(StorageError("memory://b/k: lost"), ConnectionResetError("by peer")),
     "changed": lambda: ObjectChangedError("memory://b/k: changed"),
     "denied": lambda: HTTPStatusError(403),
+    "certificate": lambda: ssl.SSLCertVerificationError("expired"),
+    "defect": lambda: ValueError("of a driver"),
 }
 """Kind of a fault -> error of a request in it. Other kinds: "stall", no response; "slow", a tenth of the speed."""
 
-FINAL = {"absent", "changed", "denied"}
+FINAL = {"absent", "changed", "denied", "fault", "certificate", "defect"}
 """Kinds after which a read fails at once."""
 
 
@@ -100,8 +114,8 @@ class Plan:
 
     @property
     def settled_at(self) -> float:
-        """Time at which all reads have ended that began before the faults ended."""
-        num_requests = self.num_callers * self.num_ranges
+        """Time at which all reads have ended: none begins after the faults; without faults, all of a caller do."""
+        num_requests = self.num_callers * self.num_ranges * (1 if self.faults_end else self.num_reads)
         in_flight = num_requests * (self.store.round_trip + self.size / self.speed) / self.limit
         stalled = min(self.limit, num_requests) * self.size / SLOWEST
         rate = min(self.store.rate, 1e9) / 4  # a limit that was found among faults is low
@@ -121,7 +135,7 @@ def drawn_plan(draw: random.Random) -> Plan:
             draw.choice([math.inf, math.inf, 60.0, 200.0]),
             random_share=draw.choice([0.0, 0.0, 0.05]),
             round_trip=draw.choice([0.005, 0.03, 0.3]),
-            partition_of=draw.choice([str, lambda folder: ""]),
+            partition_of=draw.choice((lambda folder: folder, lambda folder: "")),
         ),
         faults=tuple(faults),
         num_nodes=draw.choice([1, 1, 2]),
@@ -155,6 +169,7 @@ class SimulatedRead(Read):
         self.num_ends, self.num_responses, self.progress_at = 0, 0, math.inf
         self.error: BaseException | None = None
         self.not_before: dict[int, float] = {}
+        self.sent_at = defaultdict[int, list[float]](list)
 
 
 def response_of(read: Read, index: int) -> bytes:
@@ -251,6 +266,7 @@ class Process:
         self.num_hedges += bool(twins)
         read.progress_at = min(read.progress_at, now)
         self.sent[number] = request
+        read.sent_at[index].append(now)
         seconds, outcome = self.outcome(read, index, draw)
         if seconds < NEVER:
             self.later(seconds, f"end {number}", self.ended, number, outcome)
@@ -302,6 +318,8 @@ class Process:
         read.num_ends += 1
         assert read.num_ends == 1, "a read ended twice"
         read.error = error
+        if "not done within" in str(error):
+            assert str(error).startswith((f"{read.uri}: opening not", f"{read.uri}: range "))
         if error is None:
             assert read.responses == [response_of(read, index) for index in range(len(read.ranges))]
             assert read.num_responses == len(read.ranges)
@@ -309,7 +327,7 @@ class Process:
 
     def log(self, read: Any, index: int, num_tries: int, seconds: float, status: str, response: Any) -> None:
         self.num_logged += 1
-        assert seconds >= 0
+        assert self.world.now - seconds in [pytest.approx(sent) for sent in read.sent_at[index]]
         assert (response is None) == (status != "ok")
         failures = read.histories[index].failures if index in read.histories else []
         assert num_tries == 1 + len(failures)
@@ -434,3 +452,69 @@ def check_read(process: Process, read: Any, waiting: Counter[tuple[int, int]]) -
         answered = process.times.answered.get(read.store, 0.0) if read.refused else 0.0
         age = process.world.now - max(read.progress_at, answered)
         assert age <= bound + stopped, f"a read has waited for {age:.1f} s"
+
+
+class OpenLimiter:
+    """Limiter that admits all; its attributes are what a test sets."""
+
+    def __init__(self) -> None:
+        self.is_holding, self.num_ends = False, 0
+        self.in_flight, self.answered_at, self.is_limited, self.is_throttling = 0, -math.inf, False, False
+
+    def admits(self, read: Any, index: int) -> bool:
+        self.in_flight += 1
+        return True
+
+    def holds(self, read: Any) -> bool:
+        return self.is_holding
+
+    def note_response(self, now: float) -> None:
+        self.in_flight -= 1
+
+    def note_refusal(self) -> None:
+        self.in_flight -= 1
+
+    def note_end(self) -> None:
+        self.in_flight -= 1
+        self.num_ends += 1
+
+
+class BareSchedule:
+    """Schedule of one read whose time and failures a test chooses; pauses are as long as they may be.
+
+    Attributes:
+        ended, errors, cancelled: reads that ended, their errors, and numbers of requests that were cancelled.
+    """
+
+    def __init__(self, settings: ReadSettings, *, limit: int = 64, num_ranges: int = 1, opening: bool = False) -> None:
+        self.ended, self.cancelled, self.limiter = list[Any](), list[int](), OpenLimiter()
+        self.errors = list[BaseException | None]()
+        self.times, self.now = StoreTimes(print), 0.0
+        self.schedule = RequestSchedule(limit, self, self.times, lambda low, high: high, HedgeTimer())
+        ranges = [(1 << 30, (1 << 30) + 10)] * num_ranges
+        self.read = Read("memory://b/k", "memory://b", ranges, settings, opening, False)
+        self.schedule.submit(self.read, self.limiter, 0.0)
+
+    def send(self) -> list[int]:
+        """Return the numbers of the requests that may be sent now."""
+        return [request[0] for request in iter(lambda: self.schedule.next(self.now), None)]
+
+    def wait(self) -> list[int]:
+        """Let time pass until a request is sent; return the numbers of those that are sent then."""
+        while not (numbers := self.send()):
+            self.now = self.schedule.wake_at
+            self.schedule.pass_time(self.now)
+        return numbers
+
+    def fail(self, number: int, error: Exception, retry_after: float = 0.0) -> None:
+        self.schedule.failed(number, Failure(error, retry_after), self.now)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def end(self, read: Any, error: BaseException | None) -> None:
+        self.ended.append(read)
+        self.errors.append(error)
+
+    def log(self, read: Any, index: int, num_tries: int, seconds: float, status: str, response: Any) -> None:
+        raise AssertionError("this read is not logged")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +18,8 @@ from binidx.storage.requests.node_rates import NodeRates, is_throttled, node_rat
 from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.requests.request_rate import RequestRate
-from binidx.storage.requests.request_schedule import HedgeTimer, Read, RequestSchedule
-from binidx.storage.requests.retries import Failure, StoreTimes
-from binidx.storage.settings import ReadSettings, fleet_size
+from binidx.storage.settings import fleet_size
 from binidx.storage.stats import usage, usage_since
-from binidx.storage.stores.driver_errors import HTTPStatusError
 from binidx.storage.usage_report import report
 
 DATA = bytes(range(256)) * 4096
@@ -41,40 +37,6 @@ class Waiting:
 
     def __init__(self, number: int) -> None:
         self.number = number
-
-
-class Open:
-    """A limiter that admits all."""
-
-    in_flight, answered_at, is_limited, is_throttling = 0, -math.inf, False, False
-
-    def admits(self, read: Any, index: int) -> bool:
-        return True
-
-    def holds(self, read: Any) -> bool:
-        return False
-
-    def note_response(self, now: float) -> None:
-        pass
-
-    def note_refusal(self) -> None:
-        pass
-
-    def note_end(self) -> None:
-        pass
-
-
-class Idle:
-    """A carrier for requests that are not sent."""
-
-    def cancel(self, number: int) -> None:
-        pass
-
-    def end(self, read: Any, error: BaseException | None) -> None:
-        pass
-
-    def log(self, *about: Any) -> None:
-        pass
 
 
 def run_limiter(limit: float, reads: list[Waiting]) -> list[int]:
@@ -246,25 +208,6 @@ def test_retry_after_delays_only_the_refused_request(server: RatedServer) -> Non
     reader = open_it(server)
     read(reader)
     assert reader.stats.refused > 0
-
-
-@pytest.mark.parametrize(
-    ("is_limited", "answered_at", "seconds"),
-    [(True, 95.0, 0.0), (True, 60.0, 30.0), (False, 95.0, 30.0)],
-    ids=["it answers others", "it answers none", "nothing is limited"],
-)
-def test_a_limited_rate_decides_while_a_store_with_retry_after_answers_others(
-    is_limited: bool, answered_at: float, seconds: float
-) -> None:
-    schedule = RequestSchedule(1, Idle(), StoreTimes(print), lambda low, high: low, HedgeTimer())
-    schedule.submit(Read("memory://b/k", "memory://b", [(0, 1)], ReadSettings(), False, False), Open(), 100.0)
-    request = schedule.next(100.0)
-    assert request is not None
-    request[1].limiter.is_limited, request[1].limiter.answered_at = is_limited, answered_at
-    schedule.failed(request[0], Failure(HTTPStatusError(503), retry_after=30.0), now := 100.0)
-    while schedule.next(now) is None:
-        schedule.pass_time(now := schedule.wake_at)
-    assert now - 100 == seconds
 
 
 def test_a_store_that_grants_one_now_and_then_outlasts_deadline_and_patience(server: RatedServer) -> None:

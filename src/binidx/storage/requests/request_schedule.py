@@ -219,7 +219,8 @@ class RequestSchedule:
                 if read.over or read.next_index == len(read.ranges):
                     self._queue.popleft()
             if read.over:
-                read.limiter.in_flight -= is_admitted
+                if is_admitted:
+                    read.limiter.note_end()  # another one may be sent
             elif is_admitted or read.limiter.admits(read, index):
                 request = next(self._numbers), read, index, now
                 self.in_flight[request[0]] = request

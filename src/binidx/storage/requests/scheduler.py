@@ -21,7 +21,6 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, TypeVar
 
 from binidx.errors import StorageError, redacted
@@ -155,7 +154,9 @@ class Scheduler:
         try:
             now = self.loop.time()
             event(*arguments, now)
-            requests = [*iter(partial(self.schedule.next, now), None)]
+            requests = list[Request]()
+            while (request := self.schedule.next(now)) is not None:
+                requests.append(request)
             if self.schedule.wake_at < self._wakes_at:
                 self._wakes_at = self.schedule.wake_at
                 self.loop.call_at(self._wakes_at, self._wake, self._wakes_at)
