@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from simulation import convert_world
 from simulation.job_world import play
+from simulation.queue_world import QueueWorld
 
 PROGRAM = """
 from simulation.job_world import play
@@ -20,6 +22,23 @@ print(world.num_events, world.digest)
 def test_each_command_ends_in_the_bytes_of_the_oracle_or_the_right_error(first: int) -> None:
     for seed in range(first, first + 10):
         play(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 800, 100))
+def test_a_queue_runs_all_that_may_run_and_nothing_else(first: int) -> None:
+    for seed in range(first, first + 100):
+        world = QueueWorld(seed)
+        try:
+            world.play()
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_a_convert_that_is_given_again_ends_in_the_dataset_and_leaves_nothing(first: int) -> None:
+    for seed in range(first, first + 20):
+        convert_world.play(seed)
 
 
 def test_one_seed_is_one_trace_in_another_process() -> None:

@@ -29,7 +29,6 @@ Memory: the blocks in flight.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -42,9 +41,8 @@ from binidx.corpus.copies.copy_job import CopyJob
 from binidx.corpus.copies.object_copy import COPIES, ObjectCopy, WorkersCopy
 from binidx.corpus.token_parts import PinnedDataset, plan_blocks, plan_ranges
 from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.stages import finish_once
@@ -52,7 +50,7 @@ from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, open_object, open_stored, stream
-from binidx.storage.requests.remote_object import object_exists, read_small
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.concatenate import choose_form
 from binidx.storage.writing.publish import write_object
 
@@ -285,27 +283,13 @@ class Convert:
         Raises:
             ObjectExistsError: something stands at the target, or the folder has parts of another copy by workers.
         """
-        earlier, folder = self.owner.read(), self.tokens.folder
-        claimed = read_small(folder.job_file)
-        resumed, is_other = claimed == folder.content, claimed not in (None, folder.content)
-        if not self.overwrite and not self.in_place:
-            self.target.check_free(resumed=resumed or earlier is not None)
-        # A folder of another copy by workers is theirs; one process leaves its name, or parts of another form.
-        other = dict[str, Any]()
-        with contextlib.suppress(FormatError):  # a malformed job.json has no identity
-            other = JobFolder.IDENTITY_FILE.decode(claimed or b"", "") if is_other else {}
-        is_left = is_other and (other.get("job") == "convert" or not other) and (earlier is not None or "form" in other)
-        if not resumed and not is_left:
-            folder.claim()
-        if earlier is not None and not resumed:
-            self.watch.say(f"{self.owner.file}: of another source or form, or the source has changed; beginning again")
-            self.owner.discard(earlier)
-        if self.workers is None:
-            self.owner.take(earlier if resumed else None)
-        elif earlier is not None and not resumed:
-            self.owner.remove()
-        if is_left:
-            folder.claim(overwrite=True)
+        by_workers, free = self.workers is not None, self.overwrite or self.in_place
+
+        def check_free(resumed: bool) -> None:
+            if not free:
+                self.target.check_free(resumed=resumed)
+
+        self.owner.claim(self.tokens.folder, by_workers=by_workers, check_free=check_free, say=self.watch.say)
 
     def _check(self) -> None:
         """Raise ObjectChangedError if the source was replaced, or another call is the owner."""
@@ -336,12 +320,10 @@ class Convert:
         self._clean_up()
 
     def _clean_up(self) -> None:
-        """Remove the files of the work, if it is of this copy: those of the owner first, as the folder proves it."""
-        if self.tokens.folder.holds_parts():
-            self.owner.remove()
-            copies = [self.tokens, *self.others]
-            objects = [file for copy in copies for file in copy.objects()]
-            self.tokens.folder.remove([part for copy in copies for part in copy.parts], objects)
+        """Remove the files of the work, if it is of this copy."""
+        copies = [self.tokens, *self.others]
+        objects = [file for copy in copies for file in copy.objects()]
+        self.owner.clean_up(self.tokens.folder, [part for copy in copies for part in copy.parts], objects)
 
     def _complete_existing(self) -> ConvertResult:
         """Write checksums beside the existing copy if they were chosen."""

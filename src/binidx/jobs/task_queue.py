@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -87,7 +88,7 @@ class Attempt(Generic[Task]):
 
     task: Task
     failures: int = 0
-    due: float = 0.0
+    due: float = -math.inf
     alone: bool = False
 
 
@@ -112,7 +113,7 @@ class TaskQueue(Generic[Task]):
         self._suspects = deque[Attempt[Task]]()
         self._numbers = itertools.count()
         self._is_exhausted, self._refusals = False, 0
-        self._seen, self._asked, self._is_asking = now, -engine.poll_seconds, False
+        self._seen, self._asked, self._is_asking = now, -math.inf, False
         self.running = dict[Attempt[Task], None]()
         self.window = 2 * max(1, num_workers)
         self.error: errors.BinidxError | None = None

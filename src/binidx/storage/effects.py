@@ -25,6 +25,7 @@ from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
+from binidx.storage.requests.scheduler import retried
 from binidx.storage.steps import Effect as Effect
 from binidx.storage.steps import Result as Result
 from binidx.storage.steps import Sleep as Sleep
@@ -209,12 +210,18 @@ class WaitForSignal(Effect[bool]):
 
 @dataclass(frozen=True)
 class ReadObject(Effect["bytes | None"]):
-    """Return the bytes of a small object; None if there is none."""
+    """Return the bytes of a small object; None if there is none.
+
+    Args:
+        patient: whether a request that fails in passing is sent again.
+    """
 
     location: Location
+    patient: bool = False
 
     def perform(self) -> bytes | None:
-        return read_small(self.location)
+        read = functools.partial(read_small, self.location)
+        return retried(self.location, read) if self.patient else read()
 
 
 @dataclass(frozen=True)
