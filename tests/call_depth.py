@@ -30,8 +30,8 @@ PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 STANDARD = f"{PACKAGE}forks.py"
 """Module that is not counted, as functools is not: its `cached_property` stands for that one."""
 
-LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 54, "cold build": 67}
-"""They only fall: a rise needs a line on the decision page of the change, as `orders.md` has for this one."""
+LIMITS = {"dataset[i]": 17, "batch of 8": 17, "build with cached index": 55, "cold build": 71}
+"""They only fall: a rise needs a line on the decision page of the change, as `orders.md` and `simulation.md` have."""
 
 CALLS = {"build with cached index": 1_750}
 """Most calls of Python functions, which only falls, too: 1,675 on a quiet machine, some more if requests are late."""
