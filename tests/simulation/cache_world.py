@@ -451,7 +451,7 @@ class OpenedObject:
         own = copy.copy(self)
         own.process, own.cached = child, copy.copy(self.cached)
         own.cached.files = SimulatedFiles(child, self.content)  # type: ignore[assignment]
-        own.cached._quota = child.quota
+        own.cached._quota, own.cached._open_quota = child.quota, lambda limit: child.quota
         own.cached.maps = BlockMaps(self.content, self.cached.maps)
         blocks: list[SimulatedBlock] = self.cached.maps.blocks  # type: ignore[assignment]
         own.cached.maps.blocks = [
