@@ -26,7 +26,7 @@ from binidx.prepare.text.batch import Problem
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.block_files import CachedContent, write_meta
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import CacheQuota
+from binidx.storage.cache.quota_files import QuotaDirectory
 from binidx.storage.open import open_object
 from binidx.storage.requests.retries import Failure, History, is_transient, out_of_time
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
@@ -144,7 +144,7 @@ def test_readers_and_a_cache_of_a_signed_url_hold_no_signature(web: Server, tmp_
 
 
 def test_a_cached_object_that_an_earlier_version_named_by_a_signed_url_is_pruned(tmp_path: Path, capsys) -> None:
-    CacheQuota(str(tmp_path), None)
+    QuotaDirectory(str(tmp_path))
     old = CachedContent(SIGNED, 9, {"size": 9, "etag": "e"})
     write_meta(f"{tmp_path}/objects/{old.key}", old)
     (tmp_path / "objects" / old.key / "00000000.block").write_bytes(bytes(5000))

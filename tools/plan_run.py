@@ -272,7 +272,7 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
 
 def _fills(planned: RunPlan) -> Iterator[str]:
     """Yield what loaders fill of each source into the disk cache, and why."""
-    from binidx.storage.cache.filling import EXTENT_BYTES
+    from binidx.storage.cache.fill_plan import EXTENT_BYTES
 
     for cost in planned.costs[:MOST_PLACES]:
         if (fill := cost.fill) is None:

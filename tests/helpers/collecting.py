@@ -28,7 +28,16 @@ from binidx.storage.usage_report import log_report
 
 HANG_SECONDS = 20
 TRACED = (
-    *("readahead.py", "filling.py", "fill_progress.py", "losses.py", "threads.py", "stats.py", "memory.py"),
+    *(
+        "readahead.py",
+        "filling.py",
+        "fill_progress.py",
+        "fill_plan.py",
+        "losses.py",
+        "threads.py",
+        "stats.py",
+        "memory.py",
+    ),
     *("cancellation.py", "threading.py", "_base.py", "torch_loader.py", "logging/__init__.py"),
     "indexed_dataset_builder.py",
 )
@@ -55,7 +64,7 @@ def filling() -> Scene:
     fill = ahead._filling = CacheFilling([], lambda: None, is_expected=False)  # type: ignore[arg-type, return-value]
 
     def path() -> None:
-        with fill.progress.trainer_waiting(), fill.progress.extents.measured(1):
+        with fill.progress.trainer_waiting(), fill.progress.measuring_ranges(1):
             fill.progress._arrival.wait(0.0)
         fill.progress.note_arrival()
 

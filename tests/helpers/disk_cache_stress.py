@@ -28,16 +28,16 @@ from pathlib import Path
 import numpy as np
 from helpers.versioned_objects import MarkedObject
 
-from binidx.storage.cache import filling
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.filling import CacheFilling, ExtentUses
+from binidx.storage.cache.fill_plan import ExtentUses, FillSizes
+from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.cache.maintenance import prune
 from binidx.storage.interfaces import Range
 
 SIZES = (700_000, 1_000_003, 300_000)
 OBJECTS = [(f"object-{number}", random.Random(number).randbytes(size)) for number, size in enumerate(SIZES)]
 LIMIT = 900_000
-EXTENT = filling.EXTENT_BYTES = 32 << 10
+EXTENT = 32 << 10
 WORKERS = 4
 KILLS_BETWEEN_POWER_FAILURES = 150
 READS, WRONG, FETCHES, HITS, DONE = range(5)
@@ -61,7 +61,7 @@ def work(directory: str, seed: int) -> None:
     random.seed(seed)
     readers = [open_cached(directory, number) for number in range(len(OBJECTS))]
     if seed % 3 == 0:
-        CacheFilling(readers, uses, is_expected=bool(seed % 2)).advance()
+        CacheFilling(readers, uses, is_expected=bool(seed % 2), sizes=FillSizes(extent_bytes=EXTENT)).advance()
     while True:
         reader = choose.choice(readers)
         data = reader.reader.data  # type: ignore[attr-defined]

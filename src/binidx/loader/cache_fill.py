@@ -30,7 +30,8 @@ from binidx.loader.dataset_protocols import ForwardSamples, LocatedSamples, Stor
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.filling import EXTENT_BYTES, FOREVER, PAYING_SHARE, CacheFilling, ExtentUses
+from binidx.storage.cache.fill_plan import EXTENT_BYTES, FOREVER, PAYING_SHARE, ExtentUses
+from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope

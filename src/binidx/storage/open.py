@@ -340,12 +340,7 @@ def cache_whole(location: Location, data: memoryview, identity: Mapping[str, Any
     reader = open_object(location, cache="disk", found=found) if found else None
     if not isinstance(reader, DiskCache):
         return None
-    cached = reader.cached
-    if cached.writable and cached.check_chunks(range(reader.content.num_chunks)):
-        with cached.quota.reserved(len(data)) as reservation:
-            if reservation:
-                cached.store(0, data, reservation)
-    return cached.views([(0, len(data))])[0][0]
+    return reader.put(data)
 
 
 def replace_cached(reader: RangeReader, data: Bytes) -> None:
@@ -355,8 +350,8 @@ def replace_cached(reader: RangeReader, data: Bytes) -> None:
         reader: as `open_object` returned it.
         data: all bytes of the object.
     """
-    if isinstance(reader, DiskCache) and reader.cached.writable:
-        reader.cached.store(0, memoryview(data))
+    if isinstance(reader, DiskCache):
+        reader.replace(memoryview(data))
 
 
 ROUND_BYTES = 64 << 20

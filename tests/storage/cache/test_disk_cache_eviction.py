@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 from helpers.versioned_objects import MarkedObject
 
 from binidx.errors import ObjectNotFoundError
-from binidx.storage.cache import block_files, cached_object, eviction
-from binidx.storage.cache.block_files import remove_unlocked
+from binidx.storage.cache import block_files, cached_object, quota_files
+from binidx.storage.cache.block_files import open_beside, remove_unlocked
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
+from binidx.storage.cache.eviction import BlockFile, CacheQuota, Reservation, evict
 from binidx.storage.cache.maintenance import cached_contents, prune
+from binidx.storage.cache.quota_files import QuotaDirectory
+from binidx.storage.effects import run
 from binidx.testing import ended_well, forked
 
 BLOCK = 64 << 10
@@ -48,42 +51,59 @@ def disk_bytes(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.glob("objects/*/*.block"))
 
 
+def open_quota(directory: Path, limit: int | None, **options: float) -> CacheQuota:
+    return CacheQuota(QuotaDirectory(str(directory)), limit, **options)
+
+
+def used(quota: CacheQuota) -> int:
+    return quota.files.read()[0].used
+
+
+@contextlib.contextmanager
+def reserved(quota: CacheQuota, count: int) -> Iterator[Reservation | None]:
+    """Reserve bytes for the block."""
+    reservation = run(quota.reserve(count))
+    yield reservation
+    if reservation is not None:
+        run(quota.end(reservation))
+
+
 def test_an_eviction_counts_what_other_threads_are_about_to_write(tmp_path: Path) -> None:
     read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
     gc.collect()
-    quota = CacheQuota(str(tmp_path), 4 * BLOCK)
-    with quota.reserved(BLOCK) as first, quota.reserved(BLOCK) as second:
+    quota = open_quota(tmp_path, 4 * BLOCK)
+    with reserved(quota, BLOCK) as first, reserved(quota, BLOCK) as second:
         assert first is not None
         assert second is not None
         assert len(blocks(tmp_path)) == 1
-        assert quota.used() == disk_bytes(tmp_path) + 2 * BLOCK
-    assert quota.used() == disk_bytes(tmp_path)  # nothing was written
+        assert used(quota) == disk_bytes(tmp_path) + 2 * BLOCK
+    assert used(quota) == disk_bytes(tmp_path)  # nothing was written
 
 
 def test_bytes_count_once_while_their_neighbours_are_still_to_be_written(tmp_path: Path) -> None:
     cached = small(MarkedObject(DATA), tmp_path, 10 * BLOCK).cached
-    with cached.quota.reserved(2 * BLOCK) as reservation:
-        cached.store(0, memoryview(DATA)[:BLOCK], reservation)
-        cached.quota.recount()
-        assert cached.quota.used() == disk_bytes(tmp_path) + BLOCK
-    assert cached.quota.used() == disk_bytes(tmp_path)
+    with reserved(cached.quota, 2 * BLOCK) as reservation:
+        run(cached.store(0, memoryview(DATA)[:BLOCK], reservation))
+        run(cached.quota.recount())
+        assert used(cached.quota) == disk_bytes(tmp_path) + BLOCK
+    assert used(cached.quota) == disk_bytes(tmp_path)
 
 
 def test_an_eviction_does_not_fail_for_what_others_reserve_meanwhile(tmp_path: Path) -> None:
     read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
     gc.collect()
-    quota = CacheQuota(str(tmp_path), disk_bytes(tmp_path))
+    quota = open_quota(tmp_path, disk_bytes(tmp_path))
 
     def reserve(count: int) -> bool:
-        with quota.reserved(count) as reservation:
+        with reserved(quota, count) as reservation:
             return reservation is not None
 
     def needs(path: str) -> bool:
         """Need no block; another thread reserves bytes meanwhile."""
         if not others:
-            used = quota.used()
+            before = used(quota)
             others.append(threads.submit(reserve, 2 * BLOCK))
-            while quota.used() == used:
+            while used(quota) == before:
                 time.sleep(0.001)
         return False
 
@@ -96,7 +116,7 @@ def test_an_eviction_does_not_fail_for_what_others_reserve_meanwhile(tmp_path: P
 
 def test_a_forked_child_evicts_what_fillings_of_its_parent_needed(tmp_path: Path) -> None:
     def reserve() -> None:
-        with quota.reserved(BLOCK) as reservation:
+        with reserved(quota, BLOCK) as reservation:
             assert reservation is not None
 
     read_blocks(small(MarkedObject(DATA), tmp_path), 0, 1, 2)
@@ -230,10 +250,10 @@ def test_a_forked_child_holds_what_its_parent_held_when_that_is_gone(tmp_path: P
         time.sleep(0.01)
 
 
-def test_idle_blocks_are_unmapped_and_used_ones_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(cached_object.time, "monotonic", lambda: clock[0])
+def test_idle_blocks_are_unmapped_and_used_ones_marked(tmp_path: Path) -> None:
+    clock = [time.monotonic()]
     reader = small(MarkedObject(DATA), tmp_path)
+    reader.cached.clock = lambda: clock[0]
     read_blocks(reader, 0, 1, 2)
     for _ in range(3):
         clock[0] += 61
@@ -244,7 +264,7 @@ def test_idle_blocks_are_unmapped_and_used_ones_marked(tmp_path: Path, monkeypat
     read_blocks(reader, 1)
     assert reader.cached.maps.mapped() == [1]
     now = time.time()
-    used = {int(Path(block.path).stem): now - block.used_at > 500 for block in eviction.block_files(str(tmp_path))}
+    used = {int(Path(block.path).stem): now - block.used_at > 500 for block in quota_files.block_files(str(tmp_path))}
     assert used == {0: True, 1: False, 2: True}
     read_blocks(reader, 0, 2)
     assert reader.stats.misses == 48
@@ -261,7 +281,7 @@ def test_many_processes_evict_at_once_and_nobody_reads_a_wrong_byte(tmp_path: Pa
             assert bytes(reader.read([(start, start + 9000)])[0]) == DATA[start : start + 9000]
             if choose.random() < 0.1:
                 reader.cached.release()
-                reader.cached.quota._paused_until = 0.0
+                reader.cached.quota.paused_until = 0.0
 
     children = [forked(partial(child, seed)) for seed in range(6)]
     assert all(map(ended_well, children))
@@ -273,7 +293,7 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Lustre without -o flock."""
-    monkeypatch.setattr(block_files, "try_lock", lambda descriptor, kind: None)
+    monkeypatch.setattr(block_files, "try_lock", lambda descriptor, kind, where=None: None)
     limit = 3 * (BLOCK + TABLE)
     reader = small(MarkedObject(DATA), tmp_path, limit)
     reader.cached.quota.pause_seconds = 0.0
@@ -288,9 +308,9 @@ def test_the_count_of_bytes_is_corrected_by_an_eviction(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 4 * (BLOCK + TABLE))
     read_blocks(reader, 0)
     quota = reader.cached.quota
-    quota._add(10**9)  # as a process would that is killed before it writes
+    quota.files.update(lambda usage, now: usage.plus(10**9))  # as a process would that is killed before it writes
     read_blocks(reader, 1)
-    assert abs(quota.used() - disk_bytes(tmp_path)) <= BLOCK + TABLE
+    assert abs(used(quota) - disk_bytes(tmp_path)) <= BLOCK + TABLE
     assert blocks(tmp_path) in ([0, 1], [1])
 
 
@@ -302,7 +322,7 @@ def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path
     assert blocks(tmp_path) == [0, 1]
 
     def child() -> None:
-        eviction.block_files = None  # type: ignore[assignment]  # whoever looks fails
+        quota_files.block_files = None  # type: ignore[assignment]  # whoever looks fails
         cached_object._objects.clear()
         cached_object._quotas.clear()
         read_blocks(small(MarkedObject(DATA), tmp_path, limit), 6)
@@ -316,11 +336,11 @@ def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path
 
 def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
-    quota = reader.cached.quota
-    quota.count_wait_seconds = 0.05
+    reader.cached._quota = CacheQuota(QuotaDirectory(str(tmp_path), count_wait_seconds=0.05), 10**9)
 
     def stop() -> None:
-        assert quota._lock_byte(eviction.COUNTER, 1.0)
+        descriptor = open_beside(str(tmp_path / "usage"), os.O_RDWR)
+        assert quota_files.lock_byte(descriptor, quota_files.COUNTER, 1.0)
         (tmp_path / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -336,17 +356,19 @@ def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(tmp_pa
 def test_an_old_count_is_not_believed(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
     read_blocks(reader, 0)
-    quota = CacheQuota(str(tmp_path), 10**9)
-    quota.count_again_seconds = -1.0
-    quota._add(5, 5)
-    assert reader.cached.quota.used() == disk_bytes(tmp_path) + 5
+    with reserved(open_quota(tmp_path, 10**9, count_again_seconds=-1.0), 5):
+        assert used(reader.cached.quota) == disk_bytes(tmp_path) + 5
 
 
 def test_the_least_recently_used_go_first_until_there_is_room(tmp_path: Path) -> None:
     files = [BlockFile(f"{tmp_path}/{name}", 1, used_at) for name, used_at in (("b", 5.0), ("a", 5.0), ("c", 2.0))]
-    assert [(each.path[-1], removed) for each, removed in evict(files, 9)] == [("c", True), ("a", True), ("b", True)]
-    assert [each.path[-1] for each, _ in evict(files, 2)] == ["c", "a"]
-    assert not list(evict(files, 0))
+
+    def leaving(excess: int) -> list[tuple[str, bool]]:
+        return [(block.path[-1], removed) for block, removed in run(evict(files, excess, remove_unlocked))]
+
+    assert leaving(9) == [("c", True), ("a", True), ("b", True)]
+    assert leaving(2) == [("c", True), ("a", True)]
+    assert leaving(0) == []
 
 
 # prune
@@ -376,7 +398,7 @@ def test_prune_by_uri_by_age_and_to_a_size(tmp_path: Path) -> None:
     assert uris(tmp_path) == ["s3://b/0.bin", "s3://b/2.bin"]
     assert prune(str(tmp_path), limit=whole // 4).num_bytes == whole // 4
     assert len(uris(tmp_path)) == 1
-    assert CacheQuota(str(tmp_path), None).used() == disk_bytes(tmp_path) == whole // 4
+    assert used(open_quota(tmp_path, None)) == disk_bytes(tmp_path) == whole // 4
 
 
 def test_prune_leaves_what_is_in_use_and_says_so(tmp_path: Path) -> None:

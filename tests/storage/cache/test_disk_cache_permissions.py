@@ -11,8 +11,8 @@ from helpers.versioned_objects import MarkedObject
 
 from binidx.storage.cache.block_files import CachedContent, map_block, write_meta
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import CacheQuota, object_directories
 from binidx.storage.cache.maintenance import cached_contents
+from binidx.storage.cache.quota_files import QuotaDirectory, object_directories
 
 DATA = bytes(range(251)) * 1000
 
@@ -73,7 +73,7 @@ def test_a_link_in_the_directory_is_not_followed(tmp_path: Path, name: str) -> N
 def test_a_linked_object_is_not_listed_and_its_blocks_are_not_used(tmp_path: Path) -> None:
     theirs = reader(tmp_path / "theirs")
     theirs.read([(0, 9000)])
-    CacheQuota(str(tmp_path), None)
+    QuotaDirectory(str(tmp_path))
     (tmp_path / "objects").mkdir()
     linked = tmp_path / "objects" / theirs.content.key
     linked.symlink_to(theirs.cached.path)

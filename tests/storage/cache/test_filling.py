@@ -18,11 +18,17 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.cache import filling
-from binidx.storage.cache.block_files import CachedContent
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.fill_progress import FillProgress, Throughput
-from binidx.storage.cache.filling import PAYING_SHARE, CacheFilling, ExtentUses, choose_extents, paying_share
+from binidx.storage.cache.fill_plan import (
+    PAYING_SHARE,
+    ExtentUses,
+    FillSizes,
+    Throughput,
+    choose_extents,
+    paying_share,
+)
+from binidx.storage.cache.filling import CacheFilling
+from binidx.storage.cache.memory import Flight
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.testing import ended_well, forked
 
@@ -31,17 +37,14 @@ DATA = random.Random(7).randbytes(COUNT * EXTENT)
 small = partial(DiskCache, chunk_bytes=4096, block_bytes=EXTENT, fill="auto")
 
 
-class SmallFilling(CacheFilling):
-    extent_bytes, choose_seconds = EXTENT, 0.01
+SIZES = FillSizes(EXTENT, choose_seconds=0.01)
 
 
-def filling_of(
-    reader: RangeReader, last: Sequence[int] = (9,) * COUNT, make: type[CacheFilling] = SmallFilling
-) -> CacheFilling:
+def filling_of(reader: RangeReader, last: Sequence[int] = (9,) * COUNT) -> CacheFilling:
     """Filling of an object whose extents are read whole, first at steps 0, 1, 2, ..., last at steps `last`."""
     sizes, numbers = np.full(COUNT, EXTENT), np.arange(COUNT)
     uses = ExtentUses(np.zeros(COUNT, np.int64), numbers, sizes, sizes.astype(float), numbers, np.array(last))
-    return make([reader], lambda: uses, is_expected=True)
+    return CacheFilling([reader], lambda: uses, is_expected=True, sizes=SIZES)
 
 
 def fill(reader: RangeReader) -> None:
@@ -97,11 +100,13 @@ def test_an_extent_pays_above_the_ratio_of_the_rates(ranges: float, extents: flo
 
 def test_reads_have_a_rate_while_others_run() -> None:
     reads = Throughput()
-    with reads.measured(1):
-        assert reads.rate == 0
-        with reads.measured(1000):
-            pass
-        assert reads.rate > 0
+    reads.begin(10.0)
+    assert reads.rate(11.0) == 0
+    reads.begin(11.0)
+    reads.end(11.0, 1000, 12.0)
+    assert (reads.rate(12.0), reads.rate(14.0), reads.seconds) == (500.0, 250.0, 1.0)
+    reads.end(10.0, 0, 15.0)
+    assert (reads.rate(99.0), reads.seconds) == (200.0, 3.0)
 
 
 def test_each_byte_is_fetched_once_and_a_second_filling_fetches_nothing(tmp_path: Path) -> None:
@@ -124,15 +129,8 @@ def test_what_misses_meanwhile_is_read_by_ranges_and_later_in_chunks_again(tmp_p
     assert fetched(log) == [(5000, 5010), (4096, 8192)]
 
 
-def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(tmp_path: Path) -> None:
     reads, go, waits = list[Range](), threading.Event(), threading.Event()
-
-    class Watched(FillProgress):
-        def wait_for_extents(self, content: CachedContent, chunks: Sequence[int]) -> None:
-            waits.set()
-            super().wait_for_extents(content, chunks)
 
     class Held(MarkedObject):
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -140,9 +138,13 @@ def test_a_trainer_that_only_waits_gets_extents_instead_of_ranges(
             go.wait()
             return super().read(ranges)
 
-    monkeypatch.setattr(filling, "FillProgress", Watched)
+    def wait(flight: Flight[int, None], seconds: float) -> object:
+        waits.set()
+        return flight.wait(seconds)
+
     reader = small(Held(DATA), tmp_path)
     begun = filling_of(reader)
+    begun.progress._wait = wait
     with begun.progress.trainer_waiting(), ThreadPoolExecutor(1) as threads:
         begun.advance()
         until(lambda: bool(reads))
@@ -205,14 +207,14 @@ def test_extents_that_no_later_step_needs_leave_first_and_needed_ones_stay(tmp_p
 
 
 def test_a_step_that_ends_between_unmapping_and_choosing_does_not_stop_caching(tmp_path: Path) -> None:
-    class Advancing(SmallFilling):
-        def _unmap_unneeded(self) -> None:
-            super()._unmap_unneeded()
-            if blocks(tmp_path) == [0, 1, 2] and not self.step:
-                self.advance(2)
+    def capacity() -> int:
+        if blocks(tmp_path) == [0, 1, 2] and not begun.plan.step:
+            begun.advance(2)
+        return measured()
 
     reader = small(MarkedObject(DATA), tmp_path, int(3.6 * EXTENT))
-    begun = filling_of(reader, last=[1, 9, 1, 9, 9], make=Advancing)
+    begun = filling_of(reader, last=[1, 9, 1, 9, 9])
+    measured, reader.cached.quota.capacity = reader.cached.quota.capacity, capacity  # type: ignore[method-assign]
     begun.advance()
     until(lambda: blocks(tmp_path) == [1, 3, 4])
     begun.thread.join(600)
@@ -226,7 +228,7 @@ def test_on_a_full_disk_no_byte_is_wrong(tmp_path: Path) -> None:
         reader = small(MarkedObject(DATA), tmp_path)
         begun = filling_of(reader)
         begun.advance()
-        until(lambda: reader.cached.quota.is_paused)
+        until(lambda: reader.cached.quota.pause_reason != "")
         assert bytes(reader.read([(0, len(DATA))])[0]) == DATA
         begun.stop()
         begun.thread.join(600)
@@ -267,7 +269,7 @@ def test_any_error_ends_it_with_one_line_of_log_and_reads_go_on(
         raise error
 
     reader = small(Failing(DATA, str(tmp_path)), tmp_path)
-    begun = filling_of(reader) if place == "read" else SmallFilling([reader], fail, is_expected=True)
+    begun = filling_of(reader) if place == "read" else CacheFilling([reader], fail, is_expected=True, sizes=SIZES)
     begun.advance()
     begun.thread.join(600)
     (record,) = caplog.records

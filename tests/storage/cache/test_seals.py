@@ -17,7 +17,8 @@ from binidx.corpus.convert import convert_dataset
 from binidx.errors import FormatError
 from binidx.index.cache.index_files import IndexFiles, hash_npy
 from binidx.index.cache.manifest import StoredArray
-from binidx.storage.cache.cached_object import TICK_SECONDS, _touch
+from binidx.storage.cache.block_files import CachedContent
+from binidx.storage.cache.object_files import TICK_SECONDS, ObjectFiles
 from binidx.storage.cache.seals import Seal, find_seal
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
@@ -201,9 +202,11 @@ def test_a_block_that_was_just_written_is_not_sealed(tmp_path: Path, s3: Any) ->
 
 
 def test_a_block_marked_as_used_keeps_its_seal(tmp_path: Path) -> None:
-    block = tmp_path / "00000000.block"
+    files = ObjectFiles(str(tmp_path), CachedContent("object", 1, {}))
+    files.prepare_to_write()
+    block = Path(files.block_path(0))
     block.write_bytes(b"x")
     os.utime(block, (1, 1))
-    _touch(str(block))
+    files.touch(0)
     assert block.stat().st_mtime == 1
     assert block.stat().st_atime > 1

@@ -41,7 +41,7 @@ from binidx.loader.readahead import count_first_reads
 from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES
-from binidx.storage.cache.filling import EXTENT_BYTES, paying_share
+from binidx.storage.cache.fill_plan import EXTENT_BYTES, paying_share
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import SUM_SHARE
 from binidx.storage.open import SEGMENTS, open_stored

@@ -1,4 +1,4 @@
-"""State of one cached object in one process: mapped blocks, checked chunks, and locks of chunks that are being fetched.
+"""State of one cached object in one process: mapped blocks, checked chunks, and fetches in progress.
 
     range -> chunk checked?  yes: view of the mapped block           0.5 us, no system call, no lock
                              no: map the block, compare the chunk with its checksum; once for a chunk and process
@@ -8,24 +8,19 @@
 in the block that the same one has mapped. To unmap blocks, the object gets another `BlockMaps`; readers of the old one
 keep its blocks mapped.
 
-`ChunkLocks` decides which process fetches a chunk. They are POSIX record locks, which work on NFS and on every Unix,
-die with their process, and are not inherited by forks. They do not separate threads (`SingleFlight` does), and closing
-any descriptor of a file drops all locks of the process on it, so a process has one ChunkLocks for a file. Where they do
-not work, several processes fetch the same chunk, and nothing else is lost.
+`chunk_fetch` brings missing chunks, `eviction` decides whether there is room.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,63 +28,14 @@ from numpy.typing import NDArray
 from binidx.errors import warn_once
 from binidx.forks import ProcessLock
 from binidx.native.arguments import PlacedBlocks
-from binidx.storage.cache.block_files import (
-    CachedContent,
-    MappedBlock,
-    block_path,
-    has_meta,
-    map_block,
-    open_beside,
-    try_lock,
-    write_chunks,
-    write_meta,
-)
+from binidx.storage.cache.block_files import CachedContent, MappedBlock
 from binidx.storage.cache.eviction import CacheQuota, Reservation
 from binidx.storage.cache.fill_progress import FillProgress
-from binidx.storage.cache.memory import SingleFlight, runs_of
-from binidx.storage.cache.seals import Seal, make_seal
+from binidx.storage.cache.memory import SingleFlight
+from binidx.storage.cache.object_files import ObjectFiles
+from binidx.storage.cache.quota_files import QuotaDirectory
+from binidx.storage.effects import Steps
 from binidx.storage.interfaces import Range
-from binidx.storage.stores.local import node_view
-
-
-class ChunkLocks:
-    """Locks of the chunks of one object, against other processes.
-
-    Raises:
-        OSError: the file can be neither opened nor created.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._descriptor = open_beside(path, os.O_RDWR | os.O_CREAT)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
-
-    @contextlib.contextmanager
-    def locked(self, chunks: Sequence[int]) -> Iterator[list[int]]:
-        """Lock sorted chunks without waiting, until the end of the `with` block; yield the chunks that were locked.
-
-        Chunks that another process has locked are left out.
-        """
-        locked: list[tuple[int, int]] = []
-        try:
-            for run in runs_of(chunks):
-                self._lock_run(run, locked)
-            yield [chunk for run in locked for chunk in range(*run)]
-        finally:
-            for first, stop in locked:
-                with contextlib.suppress(OSError):
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, stop - first, first)
-
-    def _lock_run(self, run: tuple[int, int], locked: list[tuple[int, int]]) -> None:
-        """Lock the free chunks of a run without waiting, halving it while another process holds part.
-
-        The locked runs are appended to `locked`.
-        """
-        first, stop = run
-        if try_lock(self._descriptor, fcntl.LOCK_EX, run) is not False:
-            locked.append(run)
-        elif (middle := (first + stop) // 2) > first:
-            self._lock_run((first, middle), locked)
-            self._lock_run((middle, stop), locked)
 
 
 class BlockMaps:
@@ -138,46 +84,40 @@ IDLE_SECONDS = 60.0
 """A block without a read for so long is unmapped; the file of any other is marked as used, for all processes."""
 
 RELEASED_PART = 4
-TICK_SECONDS = 0.05
-"""Age of the last write of a block after which another write is certain to show in its mtime."""
-
 GOOD = "good"
 """Seal of an object whose chunks all agree with their checksums."""
-
-NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class CachedObject:
     """One stored object in a cache directory. A process has one instance per object: see `get_cached_object`.
 
+    Args:
+        files: of the object.
+        limit: bytes of all blocks in the directory; None: as many as leave a tenth of its file system free.
+        open_quota: returns the quota of the directory for a limit; called when the first chunk is to be added.
+        clock: seconds of a clock that never goes back.
+
     Attributes:
         maps: memory-mapped blocks, and the chunks whose checksums this process has compared.
-        quota: limit of the bytes in the cache directory; like `locks`, of a `writable` object.
-        locks: locks of the chunks that this process is fetching, against other processes.
         flights: fetches in progress in the threads of this process.
         filling: progress of the filling that brings most of the object in the background; None: there is none.
     """
 
-    filling: FillProgress | None = None
-    quota: CacheQuota
-    locks: ChunkLocks
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Prepare to write at the first use of what only a writable object has."""
-            if name not in ("quota", "locks") or not self.writable:
-                raise AttributeError(f"{type(self).__name__} has no {name}")
-            return vars(self)[name]
-
-    def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
-        self.content, self.directory, self.limit = content, directory, limit
-        self.path = os.path.join(directory, "objects", content.key)
-        self.maps = BlockMaps(content)
-        self._tick, self._check_idle_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
-        self.after_fork()
+    def __init__(
+        self,
+        files: ObjectFiles,
+        limit: int | None,
+        open_quota: Callable[[int | None], CacheQuota],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.files, self.content, self.path = files, files.content, files.path
+        self.limit, self._open_quota, self.clock = limit, open_quota, clock
+        self.maps = BlockMaps(self.content)
+        self._tick, self._check_idle_at, self._seen_tick = 0, clock() + IDLE_SECONDS, 0
+        self._quota: CacheQuota | None = None
         self._writable: bool | None = None
-        if not has_meta(self.path, content):
+        self.after_fork()
+        if not files.exists():
             self._writable = self._prepare_to_write()
 
     @property
@@ -189,21 +129,34 @@ class CachedObject:
                     self._writable = self._prepare_to_write()
         return self._writable
 
+    @property
+    def quota(self) -> CacheQuota:
+        """Quota of the directory, if chunks can be added."""
+        assert self.writable
+        assert self._quota is not None
+        return self._quota
+
     def _prepare_to_write(self) -> bool:
         try:
-            write_meta(self.path, self.content)
-            self.quota = get_quota(self.directory, self.limit)
-            self.locks = ChunkLocks(os.path.join(self.path, "locks"))
+            self.files.prepare_to_write()
+            self._quota = self._open_quota(self.limit)
         except OSError as error:
-            warn_once(self.directory, f"cache cannot be written to, reads go on without being cached: {error}")
+            problem = f"cache cannot be written to, reads go on without being cached: {error}"
+            warn_once(self.files.directory, problem)
             return False
         return True
+
+    def change_limit(self, limit: int | None) -> None:
+        """Limit the bytes of the directory anew."""
+        self.limit = limit
+        if self.writable:
+            self._quota = self._open_quota(limit)
 
     def after_fork(self) -> None:
         """Renew the locks, which a thread of the parent may have held; its filling has no thread in this process."""
         self._lock = threading.RLock()
         self.flights: SingleFlight[int, None] = SingleFlight()
-        self.filling = None
+        self.filling: FillProgress | None = None
 
     # Reading
 
@@ -273,7 +226,7 @@ class CachedObject:
                 maps.good_at[chunk] = 1
         missing = [chunk for chunk in unsure if not maps.good_at[chunk]]
         if written and not missing and len(chunks) == self.content.num_chunks:
-            self._seal().write(GOOD)
+            self.files.seal(self.maps.blocks[0]).write(GOOD)
         return missing
 
     def absent(self, chunks: Sequence[int]) -> list[int]:
@@ -295,9 +248,7 @@ class CachedObject:
         unsure = self.check_chunks(chunks)
         written = {*unsure} - {*self.absent(unsure)}
         for number in {chunk // self.content.chunks_per_block for chunk in unsure}:
-            with contextlib.suppress(OSError):
-                # Opening a file lets an NFS client ask its server whether its pages of the file are still valid.
-                os.close(os.open(block_path(self.path, number), os.O_RDONLY | os.O_NOFOLLOW))
+            self.files.refresh(number)
         missing = self.check_chunks(chunks)
         if damaged := [chunk for chunk in missing if chunk in written]:
             what = f"chunk {damaged[0]} was damaged; fetched again, as will be others that are"
@@ -306,7 +257,7 @@ class CachedObject:
 
     # Keeping
 
-    def store(self, first: int, data: memoryview, reservation: Reservation | None = None) -> None:
+    def store(self, first: int, data: memoryview, reservation: Reservation | None = None) -> Steps[None]:
         """Write neighbouring chunks from `first` on, and check them once for all threads that wait for them.
 
         Args:
@@ -320,27 +271,35 @@ class CachedObject:
             chunks = [*group]
             part = data[(chunks[0] - first) * size : (chunks[-1] + 1 - first) * size]
             try:
-                self._write(number, chunks[0], part, reservation)
+                yield from self._write(number, chunks[0], part, reservation)
             except OSError as error:
-                self.quota.pause(f"cannot be written to: {error.strerror}")
+                yield from self.quota.pause(f"cannot be written to: {error.strerror}")
                 return
         self.check_chunks(numbers)
 
-    def _write(self, number: int, first: int, data: memoryview, reservation: Reservation | None) -> None:
-        path = block_path(self.path, number)
-        for attempt in (1, 2):
-            maps = self.maps
-            block = self._block(maps, first, create=True)
+    def store_whole(self, data: memoryview) -> Steps[None]:
+        """Write all bytes of the object, if there is room."""
+        reservation = yield from self.quota.reserve(len(data))
+        if reservation is not None:
             try:
-                if block is not None:
-                    with self.quota.writing(self.path, len(data), reservation):
-                        return write_chunks(path, self.content, block, first, data)
+                yield from self.store(0, data, reservation)
+            finally:
+                yield from self.quota.end(reservation)
+
+    def _write(self, number: int, first: int, data: memoryview, reservation: Reservation | None) -> Steps[None]:
+        for attempt in (1, 2):
+            try:
+                block = self._block(self.maps, first, create=True)
+                if block is None:
+                    raise OSError(errno.EAGAIN, "block cannot be mapped", self.files.block_path(number))
+                write = partial(self.files.write, block, first, data)
+                yield from self.quota.write(self.path, write, len(data), reservation)
+                return
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.
                 if attempt == 2:
                     raise
                 self.unmap([number])
-        raise OSError(errno.EAGAIN, "block cannot be mapped", path)
 
     # Blocks
 
@@ -355,46 +314,22 @@ class CachedObject:
             if block is not None:
                 maps.add(block)
                 maps.used[number] = self._tick
-                if self._seal().read() == GOOD:
+                if self.files.seal(self.maps.blocks[0]).read() == GOOD:
                     maps.good[:] = 1
         return block
 
     def version_key(self) -> str | None:
         """See `SealableReader`: that of the mapped file of an object of one block; None for other objects."""
-        block = self.maps.blocks[0] if self.content.num_blocks == 1 else None
-        with contextlib.suppress(OSError):
-            path = block_path(self.path, 0)
-            status = os.stat(path)
-            is_mapped = block is not None and (status.st_dev, status.st_ino) == block.inode
-            if is_mapped and time.time() - status.st_mtime > TICK_SECONDS:
-                return f"{node_view()} {path} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
-        return None
-
-    def _seal(self) -> Seal:
-        """Return the seal of an object of which all chunks agree with their checksums."""
-        return make_seal(self.directory, self.version_key(), "chunks")
+        return self.files.version_key(self.maps.blocks[0] if self.maps.blocks else None)
 
     def _map(self, number: int, create: bool) -> MappedBlock | None:
-        path = block_path(self.path, number)
         try:
-            try:
-                block = map_block(path, self.content, number, create=create)
-            except OSError as error:
-                if error.errno == errno.ENOENT and create:
-                    write_meta(self.path, self.content)
-                elif error.errno in NO_ROOM_TO_MAP:
-                    self.release()
-                else:
-                    raise
-                block = map_block(path, self.content, number, create=create)
+            return self.files.map(number, create=create, release=self.release)
         except OSError as error:
             if create:
                 raise
             warn_once(self.path, f"a block cannot be read: {error}")
             return None
-        if block is not None:
-            _touch(path)
-        return block
 
     def release(self) -> None:
         """Unmap the least recently used quarter of the mapped blocks, but none that the current read uses."""
@@ -403,7 +338,7 @@ class CachedObject:
 
     def unmap_idle(self) -> None:
         """Once a minute, mark the files of used blocks as used, and unmap the others."""
-        now = time.monotonic()
+        now = self.clock()
         if now < self._check_idle_at:
             return
         self._check_idle_at = now + IDLE_SECONDS
@@ -411,7 +346,7 @@ class CachedObject:
         idle = [number for number in mapped if self.maps.used_at[number] <= self._seen_tick]
         self._seen_tick = self._tick
         for number in mapped[len(idle) :]:
-            _touch(block_path(self.path, number))
+            self.files.touch(number)
         self.unmap(idle)
 
     def unmap(self, numbers: Sequence[int]) -> None:
@@ -431,11 +366,9 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
         key = (directory, content.key)
         cached = _objects.get(key)
         if cached is None:
-            _objects[key] = cached = CachedObject(directory, content, limit)
+            _objects[key] = cached = CachedObject(ObjectFiles(directory, content), limit, partial(get_quota, directory))
         elif cached.limit != limit:
-            cached.limit = limit
-            if cached.writable:
-                cached.quota = get_quota(directory, limit)
+            cached.change_limit(limit)
         return cached
 
 
@@ -443,8 +376,8 @@ def get_quota(directory: str, limit: int | None) -> CacheQuota:
     """Return the one quota of this process for a directory and limit; before evicting it unmaps blocks there."""
     quota = _quotas.get((directory, limit))
     if quota is None:
-        quota = _quotas[directory, limit] = CacheQuota(directory, limit)
-        quota.release = lambda: _release_all(directory)
+        files = QuotaDirectory(directory, partial(_release_all, directory))
+        quota = _quotas[directory, limit] = CacheQuota(files, limit)
     return quota
 
 
@@ -452,12 +385,6 @@ def _release_all(directory: str) -> None:
     for key, cached in list(_objects.items()):
         if key[0] == directory:
             cached.release()
-
-
-def _touch(path: str) -> None:
-    """Mark a block as used: by its atime, as a new mtime would break its seals."""
-    with contextlib.suppress(OSError):
-        os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
 
 
 def _after_fork() -> None:

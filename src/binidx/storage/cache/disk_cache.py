@@ -5,8 +5,8 @@
     fetch      [196608, 262144)                     3: fetched and stored by one process of all
 
 The directory lies on a disk of this node or on a file system of the cluster, and is shared by all processes and nodes
-that can access it. `block_files` describes its files and the locks against eviction, `cached_object` and
-`memory.SingleFlight` which process and thread fetches a chunk, `eviction` the quota.
+that can access it. `block_files` describes its files and the locks against eviction, `chunk_fetch` which process and
+thread fetches a chunk, `eviction` the quota.
 
 No cached byte is used before its checksum was compared, once for a chunk and process; of index files, which are one
 block each, once for a node (`seals`). So after a kill, a loss of power,
@@ -28,15 +28,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, redacted
+from binidx.forks import cached_property
 from binidx.native.arguments import AskAhead
 from binidx.storage.cache.block_files import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.cached_object import get_cached_object
-from binidx.storage.cache.memory import Flight, chunks_of, runs_of
+from binidx.storage.cache.chunk_fetch import ChunkFetcher, FetchSizes
+from binidx.storage.cache.memory import Flight, chunks_of
+from binidx.storage.effects import run
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
-from binidx.storage.ranges import as_block_reader, check_ranges, cut, stored_reader
+from binidx.storage.ranges import as_block_reader, check_ranges, stored_reader
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.stats import LayerStats
 from binidx.storage.threads import READS
+
+FETCH_SIZES = FetchSizes(at_once=32 << 20, request=MAX_REQUEST)
+
+FILLERS = 3
+"""Threads that fetch a large object: some bytes arrive while others are written and checked."""
+
+_in_memory: list[weakref.ref[NDArray[np.uint8]]] = []
+"""Whole files that this process holds in memory, as their directory has no room for them."""
+
+MARKS = ("etag", "generation", "version", "mtime")
+"""Parts of an identity, of which a cached object needs one, else a new content of the same size would go unnoticed. A
+time is the weakest: it misses an object that is replaced within one tick of the store's clock by one of equal size."""
 
 
 def check_content(reader: RangeReader) -> None:
@@ -46,22 +61,22 @@ def check_content(reader: RangeReader) -> None:
         stored.check_unchanged()
 
 
-CACHED_ROUND_BYTES = 32 << 20
-"""Bytes that a thread fetches at once, and holds in memory until they are written."""
+class StoredChunks:
+    """Object behind a disk cache, as `ChunkFetcher` reads it."""
 
-FILLERS = 3
-"""Threads that fetch a large object: some bytes arrive while others are written and checked."""
+    cpu_seconds = staticmethod(time.thread_time)
 
-_in_memory: list[weakref.ref[NDArray[np.uint8]]] = []
-"""Whole files that this process holds in memory, as their directory has no room for them."""
+    def __init__(self, reader: RangeReader, stats: LayerStats) -> None:
+        self._reader, self.add, self._read = reader, stats.add, stats.read
 
-FIRST_PAUSE, LONGEST_PAUSE, WORK_SHARE = 0.001, 0.02, 20
-"""Shortest and longest pause of a thread that waits for chunks, in seconds; and the least ratio of a pause to the CPU
-time of the look before it: of a large file, each of 8 waiting ranks looks at thousands of chunks."""
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        return self._read(self._reader, ranges)
 
-MARKS = ("etag", "generation", "version", "mtime")
-"""Parts of an identity, of which a cached object needs one, else a new content of the same size would go unnoticed. A
-time is the weakest: it misses an object that is replaced within one tick of the store's clock by one of equal size."""
+    def check(self) -> None:
+        check_content(self._reader)
+
+    def wait(self, flight: Flight[int, None], seconds: float) -> Mapping[int, None]:
+        return flight.wait(seconds)
 
 
 class DiskCache:
@@ -116,8 +131,13 @@ class DiskCache:
         self.content = CachedContent(redacted(self.uri), self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = LayerStats(cache="disk")
         self._ask_ahead = AskAhead()
-        self._wait_seconds = self.wait_seconds
         self.cached = get_cached_object(self.directory, self.content, limit)
+
+    @cached_property
+    def _fetcher(self) -> ChunkFetcher:
+        """Fetches what is missing: made at the first miss, so that a start with a full cache needs none."""
+        waits = self.wait_seconds, self.least_wait_seconds
+        return ChunkFetcher(self.cached, StoredChunks(self.reader, self.stats), FETCH_SIZES, waits)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -154,13 +174,11 @@ class DiskCache:
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
         filling = self.cached.filling
         if chunks and self.cached.writable:
-            if filling:
-                filling.wait_for_extents(self.content, chunks)
-            self.fill_chunks(filling.chunks_to_await(self.content, chunks) if filling else chunks)
+            self.fill_chunks(run(filling.chunks_to_await(self.content, chunks)) if filling else chunks)
         cached, _, _ = self.cached.views(asked)
         uncached = [where for view, where in zip(cached, asked, strict=True) if view is None]
         num_bytes = sum([stop - start for start, stop in uncached])
-        with filling.ranges.measured(num_bytes) if filling and uncached else contextlib.nullcontext():
+        with filling.measuring_ranges(num_bytes) if filling and uncached else contextlib.nullcontext():
             exact = iter(self._read_uncached(uncached) if uncached else ())
         for place, view in zip(missing, cached, strict=True):
             views[place] = next(exact) if view is None else view
@@ -173,7 +191,8 @@ class DiskCache:
             ConfigError: they are a whole file for which the directory has no room, and there is too much such memory.
         """
         is_whole = [*ranges] == [(0, self.size)] and self.content.num_blocks == 1
-        if not is_whole or (self.cached.writable and not self.cached.quota.is_paused):
+        is_paused = self.cached.writable and time.monotonic() < self.cached.quota.paused_until
+        if not is_whole or (self.cached.writable and not is_paused):
             return self.stats.read(self.reader, ranges)
         _in_memory[:] = [reference for reference in _in_memory if reference() is not None]
         held = sum(array.nbytes for reference in _in_memory if (array := reference()) is not None)
@@ -200,75 +219,24 @@ class DiskCache:
         Raises:
             The first error, after all threads have ended.
         """
-        at_once = max(1, CACHED_ROUND_BYTES // self.content.chunk_bytes)
+        at_once = self._fetcher.at_once
         if len(missing) <= at_once:
-            self._fetch_missing(missing)
+            run(self._fetcher.fetch(missing))
         else:
             rounds = [missing[first : first + at_once] for first in range(0, len(missing), at_once)]
             shares = [[chunk for chunks in rounds[number::FILLERS] for chunk in chunks] for number in range(FILLERS)]
-            READS.map(self._fetch_missing, filter(None, shares))
+            READS.map(lambda chunks: run(self._fetcher.fetch(chunks)), filter(None, shares))
 
-    def _fetch_missing(self, missing: Sequence[int]) -> None:
-        """Fetch chunks into the directory, each by one thread of one process.
+    def put(self, data: memoryview) -> memoryview | None:
+        """Store all bytes of the object, if there is room; return the cached ones, None if there was none."""
+        if self.cached.writable and self.cached.check_chunks(range(self.content.num_chunks)):
+            run(self.cached.store_whole(data))
+        return self.cached.views([(0, len(data))])[0][0]
 
-        No thread waits while it holds a lock. A chunk whose fetcher failed or died is fetched here; none is fetched
-        into the directory twice, also if it could not be written or was evicted at once.
-        """
-        waited: set[int] = set()
-        done: set[int] = set()
-        at_once = max(1, CACHED_ROUND_BYTES // self.content.chunk_bytes)
-        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
-        worked = time.thread_time()
-        while missing:
-            with (
-                self.cached.flights.started(missing[place : place + at_once]) as (ours, theirs),
-                self.cached.locks.locked(ours.keys) as locked,
-            ):
-                absent, damaged = self.cached.recheck(locked)
-                self.stats.add(damaged=damaged)
-                if not self._fetch_chunks(absent):
-                    break
-            place += at_once
-            done |= {*locked}
-            if locked:
-                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
-            elif place >= len(missing):
-                waited |= {*missing}
-                least = WORK_SHARE * (time.thread_time() - worked)
-                if theirs:
-                    next(iter(theirs.values())).wait(max(LONGEST_PAUSE, least))
-                    pause = FIRST_PAUSE
-                else:
-                    # A flight without a fetcher: waits for the pause, or until this thread's scope is cancelled.
-                    Flight[int, None]().wait(max(pause, least))
-                    pause = min(LONGEST_PAUSE, 1.5 * pause)
-                place, worked = 0, time.thread_time()
-            before = len(missing)
-            missing = [chunk for chunk in self.cached.check_chunks(missing) if chunk not in done]
-            if len(missing) < before:
-                self._wait_seconds = self.wait_seconds
-            elif time.monotonic() > deadline:
-                self._wait_seconds = self.least_wait_seconds
-                break
-        self.stats.add(waits=len(waited))
-
-    def _fetch_chunks(self, chunks: Sequence[int]) -> bool:
-        """Fetch and write chunks; return False if the quota is spent. A chunk that cannot be written stays absent."""
-        if not chunks:
-            return True
-        content = self.content
-        count = len(chunks) * content.chunk_bytes
-        # In pieces of one request: longer ones would be put together, and so copied.
-        whole = max(1, MAX_REQUEST // content.chunk_bytes)
-        runs = [part for run in runs_of(chunks) for part in cut(run, whole)]
-        with self.cached.quota.reserved(count) as reservation:
-            if reservation is None:
-                return False
-            answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
-            check_content(self.reader)
-            for (first, _), answer in zip(runs, answers, strict=True):
-                self.cached.store(first, answer, reservation)
-        return True
+    def replace(self, data: memoryview) -> None:
+        """Write all bytes of the object over a damaged copy."""
+        if self.cached.writable:
+            run(self.cached.store(0, data))
 
     def __reduce__(self) -> tuple[Any, ...]:
         chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes

@@ -1,49 +1,38 @@
-"""Quota of a cache directory, and eviction of the least recently used blocks.
+"""Quota of a cache directory: how many bytes its processes may write, and which blocks are evicted for them.
 
-    DIR/usage     int64      bytes of all blocks
-                  float64    when they were counted
-                  float64    when an eviction last failed to free enough
+    record     used        bytes of all blocks, and those that processes have reserved and not written yet
+               counted_at  when the blocks were counted
+               failed_at   when an eviction last failed to free enough
 
-Every process adds the bytes that it is about to write, under a lock on that file, so the quota holds over all processes
-although none of them counts 10,000 files for each chunk. An eviction counts the files anew, and what its process has
-reserved and not written yet, which corrects the sum after a killed process. No write of this process runs meanwhile, so
-each byte counts once. What other processes have reserved and not written is left out until they evict.
+    reserve ── paused ─────────────────────────────────────────────► none
+       │ within the limit, count included ─────────────────────────► reserved
+       │ an eviction of any process failed within ten seconds ─────► none, and a pause of ten seconds
+       └ evict, one process at a time: count all blocks, remove ───► reserved, or none and a pause
+         the least recently used ones
+    write      reserved bytes become a file: they stay in `used`
+    end        bytes that were not written leave `used`
+
+Every process adds the bytes that it is about to write to the record, so the quota holds over all processes although
+none of them counts 10,000 files for each chunk. A count is of the files, and of what its own process has reserved and
+not written yet: it corrects the sum after a killed process. What other processes have reserved is left out; they add
+what they have written when their reservation ends, as they see the time of another count in the record. So once all is
+written the sum is never too small; it may be too large until the next count.
 
 An eviction frees a sixteenth of the quota more than it must, so that evictions are rare. Blocks that any process has
-mapped stay, and those that a filling of this process needs later (`filling`). If all do, or the disk is full of other
+mapped stay, and those that a filling of this process needs later (`fill_plan`). If all do, or the disk is full of other
 files, reads go on without caching, and caching is tried again after ten seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import logging
-import os
-import struct
-import threading
-import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from binidx.errors import warn_once
-from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
-
-logger = logging.getLogger(__name__)
-FREE_PART = 10
-"""A cache without a quota leaves this fraction (1/10) of its file system free."""
+from binidx.storage.effects import Call, Now, Steps
 
 FREED_PART = 16
-USAGE = struct.Struct("<qdd")
-EVICTION_WAIT_SECONDS = 5.0
-"""Longest wait for another process's eviction; one that counts 10,000 files takes 100 ms."""
-
-MAX_WRITES = 16
-"""Objects of a directory that a process writes at once."""
-
-COUNTER, EVICTOR = 0, 1
-"""Bytes of `usage` that are locked to update the sum, and to evict."""
 
 
 @dataclass(frozen=True)
@@ -55,242 +44,271 @@ class BlockFile:
     used_at: float
 
 
-def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFile, bool]]:
-    """Remove the least recently used blocks, `excess` bytes in all; yield each with whether it was removed.
+@dataclass(frozen=True)
+class Usage:
+    """Record of a directory, which all processes share; times are of the wall clock."""
+
+    used: int = 0
+    counted_at: float = 0.0
+    failed_at: float = 0.0
+
+    def plus(self, count: int) -> Usage:
+        return Usage(max(0, self.used + count), self.counted_at, self.failed_at)
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Bytes that a thread may write.
+
+    Attributes:
+        count: of them, those that no count of the blocks has seen as a file.
+        left: those that it has not written yet.
+        counted_at: `Usage.counted_at` of the last count that includes them; -1: none yet.
+    """
+
+    count: int
+    left: int
+    counted_at: float = -1.0
+
+
+Change = Callable[[Usage, float], Usage]
+"""Return the new record, from the old one and the time of the wall clock."""
+
+
+class QuotaFiles(Protocol):
+    """Files of a quota, for the threads and processes that share them: `quota_files.QuotaDirectory`, or simulated ones.
+
+    Attributes:
+        read: returns the record, and the time of the wall clock.
+        disk_excess: returns the bytes that the file system lacks for the part that a cache without a limit leaves free.
+        update: changes the record in one step; returns the new one, and the time.
+        count: replaces the record by a function of the bytes of all blocks and the time, while no thread of this
+            process writes; returns the blocks, and the new record.
+        write: calls two functions for the directory of an object, to write and then to note that, while no other thread
+            counts, or writes to the same object.
+        begin_eviction: waits until no other thread or process evicts, then returns True; False after some seconds.
+        remove: removes a block unless a process uses it; returns whether it is gone.
+        release: unmaps blocks of this process.
+        renew_locks: renews the locks in a forked child.
+        warn: logs a problem of the directory.
+    """
+
+    def read(self) -> tuple[Usage, float]: ...
+    def disk_excess(self) -> int: ...
+    def update(self, change: Change) -> tuple[Usage, float]: ...
+    def count(self, change: Callable[[int, float], Usage]) -> tuple[list[BlockFile], Usage]: ...
+    def write(self, path: str, write: Callable[[], None], written: Callable[[], None]) -> None: ...
+    def begin_eviction(self) -> bool: ...
+    def end_eviction(self) -> None: ...
+    def remove(self, path: str) -> bool: ...
+    def release(self) -> None: ...
+    def renew_locks(self) -> None: ...
+    def warn(self, problem: str) -> None: ...
+
+
+def evict(
+    blocks: Sequence[BlockFile],
+    excess: float,
+    remove: Callable[[str], bool],
+    is_kept: Callable[[str], bool] = lambda path: False,
+) -> Steps[list[tuple[BlockFile, bool]]]:
+    """Remove the least recently used blocks, `excess` bytes in all; return each with whether it was removed.
 
     A block in use stays, and does not count.
 
     Args:
         excess: bytes on the disk to remove; math.inf: all.
+        remove: removes a block unless it is in use; returns whether it is gone.
+        is_kept: whether a block is to stay; asked last of all, as a filling may need one that it did not before.
     """
+    tried = []
     for block in sorted(blocks, key=lambda block: (block.used_at, block.path)):
         if excess <= 0:
-            return
-        removed = remove_unlocked(block.path)
-        excess -= block.num_bytes if removed else 0
-        yield block, removed
-
-
-def block_files(directory: str) -> list[BlockFile]:
-    """Return all blocks of a cache directory; takes 10 us a block, for its stat."""
-    return [block for name in object_directories(directory) for block in blocks_of(name)]
-
-
-def object_directories(directory: str) -> list[str]:
-    """Return the directories of the cached objects."""
-    with contextlib.suppress(OSError), os.scandir(os.path.join(directory, "objects")) as entries:
-        return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
-    return []
-
-
-def blocks_of(object_directory: str) -> list[BlockFile]:
-    """Return the blocks of one cached object."""
-    blocks = []
-    with contextlib.suppress(OSError), os.scandir(object_directory) as entries:
-        for entry in entries:
-            if entry.name.endswith(".block"):
-                with contextlib.suppress(OSError):
-                    stat = entry.stat(follow_symlinks=False)
-                    used_at = max(stat.st_atime, stat.st_mtime)
-                    blocks.append(BlockFile(entry.path, stat.st_blocks * 512, used_at))
-    return sorted(blocks, key=lambda block: block.path)
+            break
+        if not is_kept(block.path):
+            removed = yield Call(remove, (block.path,))
+            excess -= block.num_bytes if removed else 0
+            tried.append((block, removed))
+    return tried
 
 
 class CacheQuota:
     """Quota of one cache directory in this process.
 
     Args:
-        directory: an existing directory.
+        files: of the directory.
         limit: bytes of all blocks; None: as many as leave a tenth of the file system free.
-
-    Attributes:
-        release: called before an eviction, to unmap blocks of this process.
-        keepers: return whether a filling of this process needs a block later, by its path; such blocks stay.
-        pause_reason: why caching was stopped last; "" if it never was.
         pause_seconds: time without caching, and without another eviction of any process, after one that failed.
         count_again_seconds: longest age of a count of all blocks.
-        count_wait_seconds: longest wait for another update of the sum. An update takes 10 us; a process stopped in it
-            (SIGSTOP, a frozen node) must not stop the others.
 
-    Raises:
-        OSError: the file `usage` can be neither opened nor created.
+    Attributes:
+        keepers: return whether a filling of this process needs a block later, by its path; such blocks stay.
+        paused_until, pause_reason: when caching goes on, and why it was stopped last; "" if it never was.
     """
 
-    pause_seconds, count_again_seconds, count_wait_seconds = 10.0, 3600.0, 2.0
-
-    def __init__(self, directory: str, limit: int | None) -> None:
-        self.directory, self.limit = directory, limit
-        self._descriptor = open_beside(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT)
-        weakref.finalize(self, os.close, self._descriptor).atexit = False
-        self._paused_until, self.pause_reason = 0.0, ""
-        self.release: Callable[[], object] = lambda: None
-        self.after_fork()
+    def __init__(
+        self, files: QuotaFiles, limit: int | None, pause_seconds: float = 10.0, count_again_seconds: float = 3600.0
+    ) -> None:
+        self.files, self.limit = files, limit
+        self.pause_seconds, self.count_again_seconds = pause_seconds, count_again_seconds
+        self.paused_until, self.pause_reason = 0.0, ""
+        self._forget_threads()
 
     def after_fork(self) -> None:
-        """Renew the locks, which a thread of the parent process may have held; its fillings have none in this one."""
+        """Forget fillings and reservations: those of the parent process have no threads in the child."""
+        self._forget_threads()
+        self.files.renew_locks()
+
+    def _forget_threads(self) -> None:
         self.keepers: list[Callable[[str], bool]] = []
-        self._lock, self._evicting = threading.Lock(), threading.Lock()
-        self._writing = [threading.Lock() for _ in range(MAX_WRITES)]
-        self._coming = 0  # bytes that threads of this process have reserved and not written yet
+        self.reservations: set[Reservation] = set()
 
-    @contextlib.contextmanager
-    def reserved(self, count: int) -> Iterator[Reservation | None]:
-        """Reserve bytes to be written in the block, evicting the least recently used blocks if need be.
+    @property
+    def coming(self) -> int:
+        """Bytes that threads of this process have reserved and not written yet."""
+        return sum([reservation.left for reservation in tuple(self.reservations)])
 
-        Bytes that are not written then are returned to the quota.
+    def reserve(self, count: int) -> Steps[Reservation | None]:
+        """Reserve bytes to be written, evicting blocks if need be; return None if there is no room.
 
-        Yields:
-            The reservation; None if there is no room.
+        The caller ends the reservation, in any case.
         """
-        reservation = Reservation(count) if self._reserve(count) else None
+        if (yield Now()) < self.paused_until:
+            return None
+        reservation, has_room = Reservation(count, count), False
         try:
-            yield reservation
+            has_room = yield from self._begin(reservation)
+        except OSError as error:
+            yield Call(self.files.warn, (f"usage unknown, reads go on without being cached: {error}",))
         finally:
-            self._give_back(reservation.left if reservation else 0)
+            if not has_room:
+                yield from self.end(reservation)
+        if has_room:
+            return reservation
+        others = "its file system is full of other files"
+        yield from self.pause(others if self.limit is None else "everything in it is in use")
+        return None
 
-    @contextlib.contextmanager
-    def writing(self, path: str, count: int, reservation: Reservation | None) -> Iterator[None]:
-        """Write bytes in the block; if that succeeds, reserved ones count as a file from then on, and are not coming.
-
-        Writes exclude counts of the directory, and those of one object each other: the kernel lets one thread at a time
-        write to a file, and waiting ones would spin on their cores.
+    def write(self, path: str, write: Callable[[], None], count: int, reservation: Reservation | None) -> Steps[None]:
+        """Write bytes of an object; reserved ones count as a file from then on, and are not coming.
 
         Args:
             path: of the object's directory.
+            write: writes them; FileNotFoundError: nothing was written. What another failure has left is not known, so
+                it counts as written until the next count.
             count: of the bytes.
             reservation: that they are a part of; None: they replace bytes that are counted already.
         """
-        with self._writing[hash(path) % MAX_WRITES]:
-            yield
+
+        def written() -> None:
             if reservation is not None:
                 reservation.left -= count
-                with self._lock:
-                    self._coming -= count
 
-    def _reserve(self, count: int) -> bool:
-        if self.is_paused:
-            return False
         try:
-            self._add(count, count)
-            if self.excess() <= 0 or (not self._failed_lately() and self.free_space()):
-                return True
-        except OSError as error:
-            logger.warning("%s: usage unknown, reads go on without being cached: %s", self.directory, error)
-        self._give_back(count)
-        self.pause("everything in it is in use" if self.limit is not None else "its file system is full of other files")
-        return False
+            yield Call(self.files.write, (path, write, written))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            written()
+            raise
 
-    def _give_back(self, count: int) -> None:
+    def end(self, reservation: Reservation) -> Steps[None]:
+        """Return the bytes to the quota that were reserved and not written."""
+
+        def change(usage: Usage, now: float) -> Usage:
+            self.reservations.discard(reservation)
+            is_included = usage.counted_at == reservation.counted_at
+            return usage.plus(-reservation.left if is_included else reservation.count - reservation.left)
+
         with contextlib.suppress(OSError):
-            self._add(-count, -count)
+            yield from self._update(change)
+        self.reservations.discard(reservation)
 
-    def pause(self, why: str) -> None:
+    def pause(self, why: str) -> Steps[None]:
         """Stop caching for ten seconds; log a warning, once for a directory in a process."""
-        self._paused_until, self.pause_reason = time.monotonic() + self.pause_seconds, why
+        self.paused_until, self.pause_reason = (yield Now()) + self.pause_seconds, why
         bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
-        warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
+        yield Call(self.files.warn, (f"{why} (bound: {bound}); reads go on without being cached",))
 
-    @property
-    def is_paused(self) -> bool:
-        """True while nothing is cached, after a failure."""
-        return time.monotonic() < self._paused_until
+    def recount(self) -> Steps[tuple[list[BlockFile], Usage]]:
+        """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
 
-    def free_space(self) -> bool:
+        def change(num_bytes: int, now: float) -> Usage:
+            for reservation in tuple(self.reservations):
+                reservation.counted_at, reservation.count = now, reservation.left
+            return Usage(num_bytes + self.coming, now)
+
+        counted: tuple[list[BlockFile], Usage] = yield Call(self.files.count, (change,))
+        return counted
+
+    def excess(self) -> int:
+        """Return the bytes above the quota, with those that are coming; negative if bytes are left."""
+        return self._excess(self.files.read()[0])
+
+    def capacity(self) -> int:
+        """Return the bytes that the directory may hold, with those that it holds now."""
+        usage, _ = self.files.read()
+        return usage.used - self._excess(usage)
+
+    def _excess(self, usage: Usage) -> int:
+        return usage.used - self.limit if self.limit is not None else self.files.disk_excess() + self.coming
+
+    def _begin(self, reservation: Reservation) -> Steps[bool]:
+        """Add a reservation to the record; return whether it has room, by an eviction if need be."""
+
+        def change(usage: Usage, now: float) -> Usage:
+            reservation.counted_at = usage.counted_at
+            self.reservations.add(reservation)
+            return usage.plus(reservation.count)
+
+        usage, now = yield from self._update(change)
+        if self._excess(usage) <= 0:
+            return True
+        return not self._failed_lately(usage, now) and (yield from self._free_space())
+
+    def _update(self, change: Change) -> Steps[tuple[Usage, float]]:
+        """Change the record; count anew if the last count is too old."""
+        usage, now = yield Call(self.files.update, (change,))
+        if not 0 <= now - usage.counted_at <= self.count_again_seconds:
+            _, usage = yield from self.recount()
+        return usage, now
+
+    def _failed_lately(self, usage: Usage, now: float) -> bool:
+        """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
+        return 0 <= now - usage.failed_at < self.pause_seconds
+
+    def _free_space(self) -> Steps[bool]:
         """Evict blocks, or wait until another process has done so; return whether what was reserved has room now.
 
         What others reserve meanwhile is their excess.
         """
-        with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
-            if ours and self.excess() > 0 and not self._failed_lately():
-                self.release()
-                blocks = self.recount()
-                total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
-                excess, freed = self.excess(), 0
-                unneeded = [block for block in blocks if not any(needs(block.path) for needs in self.keepers)]
-                for block, removed in evict(unneeded, excess + total // FREED_PART if excess > 0 else 0):
-                    if removed:
-                        self._add(-block.num_bytes)
-                        freed += block.num_bytes
-                if freed < excess:
-                    with self._locked(COUNTER, self._lock, self.count_wait_seconds):
-                        self._write(*self._usage()[:2], time.time())
-                return freed >= excess
-        return self.excess() <= 0
-
-    def _failed_lately(self) -> bool:
-        """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
-        return 0 <= time.time() - self._usage()[2] < self.pause_seconds
-
-    def recount(self) -> list[BlockFile]:
-        """Count the bytes of all blocks anew, store the sum plus the coming bytes, and return the blocks."""
-        with contextlib.ExitStack() as writes:
-            for lock in self._writing:
-                writes.enter_context(lock)
-            writes.enter_context(self._locked(COUNTER, self._lock, self.count_wait_seconds))
-            blocks = block_files(self.directory)
-            self._write(sum(block.num_bytes for block in blocks) + self._coming, time.time())
-        return blocks
-
-    def excess(self) -> int:
-        """Return the bytes above the quota, with those that are coming; negative if bytes are left."""
-        if self.limit is not None:
-            return self.used() - self.limit
-        stat = os.fstatvfs(self._descriptor)  # also of a removed directory
-        return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + self._coming
-
-    def capacity(self) -> int:
-        """Return the bytes that the directory may hold, with those that it holds now."""
-        return self.used() - self.excess()
-
-    def used(self) -> int:
-        """Return the counted bytes of the directory."""
-        return self._usage()[0]
-
-    def _add(self, count: int, coming: int = 0) -> None:
-        """Add bytes to the sum, which is counted anew once an hour, and to those that are coming."""
-        with self._locked(COUNTER, self._lock, self.count_wait_seconds):
-            self._coming += coming  # first, whatever fails
-            used, counted_at, failed_at = self._usage()
-            self._write(max(0, used + count), counted_at, failed_at)
-        if not 0 <= time.time() - counted_at <= self.count_again_seconds or used < 0:
-            self.recount()
-
-    def _usage(self) -> tuple[int, float, float]:
-        data = os.pread(self._descriptor, USAGE.size, 0)
-        return USAGE.unpack(data) if len(data) == USAGE.size else (0, 0.0, 0.0)
-
-    def _write(self, used: int, counted_at: float, failed_at: float = 0.0) -> None:
-        os.pwrite(self._descriptor, USAGE.pack(used, counted_at, failed_at), 0)
-
-    @contextlib.contextmanager
-    def _locked(self, byte: int, threads: threading.Lock, seconds: float) -> Iterator[bool]:
-        """Lock a byte of `usage` against threads and processes; yield whether it was locked within `seconds`."""
-        ours = threads.acquire(timeout=seconds)
+        if not (yield Call(self.files.begin_eviction)):
+            return self.excess() <= 0
         try:
-            yield ours and self._lock_byte(byte, seconds)
+            usage, now = self.files.read()
+            if self._excess(usage) <= 0 or self._failed_lately(usage, now):
+                return self._excess(usage) <= 0
+            return (yield from self._evict())
         finally:
-            if ours:
-                with contextlib.suppress(OSError):
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, byte)
-                threads.release()
+            yield Call(self.files.end_eviction)
 
-    def _lock_byte(self, byte: int, seconds: float) -> bool:
-        deadline, pause = time.monotonic() + seconds, 0.0002
-        # On a file system without locks concurrent updates may be lost.
-        while try_lock(self._descriptor, fcntl.LOCK_EX, (byte, byte + 1)) is False:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        return True
+    def _is_kept(self, path: str) -> bool:
+        return any(needs(path) for needs in self.keepers)
 
+    def _evict(self) -> Steps[bool]:
+        yield Call(self.files.release)
+        blocks, usage = yield from self.recount()
+        total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
+        excess = self._excess(usage)
+        goal = excess + total // FREED_PART if excess > 0 else 0
+        tried = yield from evict(blocks, goal, self.files.remove, self._is_kept)
+        freed = sum(block.num_bytes for block, removed in tried if removed)
+        is_enough = freed >= excess
 
-@dataclass
-class Reservation:
-    """Bytes that a thread may write.
+        def change(latest: Usage, now: float) -> Usage:
+            has_recounted = latest.counted_at != usage.counted_at  # another process, some removed blocks among them
+            left = latest.plus(0 if has_recounted else -freed)
+            return left if is_enough else Usage(left.used, left.counted_at, now)
 
-    Attributes:
-        left: those that it has not written yet.
-    """
-
-    left: int
+        yield Call(self.files.update, (change,))
+        return is_enough

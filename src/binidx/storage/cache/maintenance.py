@@ -22,10 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from binidx.errors import ObjectNotFoundError, redacted
-from binidx.storage.cache.block_files import ENTRY_BYTES, CachedContent, read_meta
+from binidx.storage.cache.block_files import ENTRY_BYTES, CachedContent, read_meta, remove_unlocked
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import BlockFile, CacheQuota, block_files, blocks_of, evict, object_directories
+from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
 from binidx.storage.cache.memory import chunks_of, runs_of
+from binidx.storage.cache.quota_files import QuotaDirectory, block_files, blocks_of, object_directories
+from binidx.storage.effects import run
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.threads import map_in_flight
@@ -140,13 +142,14 @@ def prune(
         # Earlier versions named objects by signed URLs, which are never found again.
         unwanted = uri is None or redacted(uri) != uri or (chosen is not None and chosen(uri))
         old = [block for block in cached.blocks if older_than is not None and now - block.used_at > older_than]
-        done.count(evict(cached.blocks if unwanted else old, math.inf))
+        done.count(run(evict(cached.blocks if unwanted else old, math.inf, remove_unlocked)))
         done.num_litter += _remove_leftovers(cached.path, now)
     if limit is not None:
         left = block_files(directory)
-        done.count(evict(left, sum(block.num_bytes for block in left) - limit))
+        excess = sum(block.num_bytes for block in left) - limit
+        done.count(run(evict(left, excess, remove_unlocked)))
     with contextlib.suppress(OSError):
-        CacheQuota(directory, limit).recount()
+        run(CacheQuota(QuotaDirectory(directory), limit).recount())
     return done
 
 

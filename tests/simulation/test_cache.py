@@ -1,0 +1,31 @@
+"""One cache of a node, its processes and fillings, in worlds of faults: `cache_world` states what holds in each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from simulation.cache_world import CacheWorld
+
+NUM_WORLDS = 50
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    """Worlds log what real processes do: damaged chunks, and directories that are full."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, NUM_WORLDS, 10))
+def test_claims_hold_in_worlds_of_faults(first: int) -> None:
+    counts = [CacheWorld(seed).run().counts for seed in range(first, first + 10)]
+    assert sum(count["reads"] for count in counts) > 100
+    assert sum(count["evicted"] for count in counts) > 0
+
+
+def test_one_seed_is_one_trace() -> None:
+    assert CacheWorld(3).run().world.digest == CacheWorld(3).run().world.digest
+    assert CacheWorld(3).run().world.digest != CacheWorld(4).run().world.digest
