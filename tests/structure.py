@@ -61,8 +61,16 @@ CONSTANTS = 19
 PATCHES = 120
 """Most monkeypatches of our own names in tests. It only falls: a size or a time that tests change is an argument."""
 
-MACHINES = ("binidx.storage.requests.request_rate",)
-SHELLS = ("binidx.storage.requests.rate_limiter", "binidx.storage.requests.node_rates")
+MACHINES = (
+    "binidx.storage.requests.request_rate",
+    "binidx.loader.prediction",
+    "binidx.loader.readahead_window",
+)
+SHELLS = (
+    "binidx.storage.requests.rate_limiter",
+    "binidx.storage.requests.node_rates",
+    "binidx.loader.readahead",
+)
 IMPURE = {"asyncio", "fcntl", "logging", "mmap", "os", "random", "socket", "threading", "time"}
 """Modules that decide, as functions of events and a given time; those that carry them out, so far with clocks and files
 of their own; and modules that the former must not import: docs/contributing/decisions/simulation.md."""
