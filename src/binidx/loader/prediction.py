@@ -35,13 +35,12 @@ class Walk:
     def draw_up_to(self, position: int) -> bool:
         """Draw batches until there is one at `position` of `drawn`; return False if the iteration ends before it."""
         while len(self.drawn) <= position:
-            batch = None
             with contextlib.suppress(Exception):  # the loader draws from the sampler itself, and raises the error there
-                batch = next(self._iterator, None) if self._iterator is not None else None
-            if batch is None:
-                self._iterator = None
-                return False
-            self.drawn.append(batch)
+                if self._iterator is not None and (batch := next(self._iterator, None)) is not None:
+                    self.drawn.append(batch)
+                    continue
+            self._iterator = None
+            return False
         return True
 
     def draw_to(self, batch: Sequence[int], count: int) -> bool:
@@ -71,7 +70,7 @@ class Prediction:
         self.stride = num_workers
         self._searched = max(SEARCHED_BATCHES, 8 * num_workers)
         self._walk = Walk(copy.copy(sampler))
-        self._next = self._unserved = worker  # positions in `drawn` of batches of this worker
+        self._next = worker  # position in `drawn` of the next batch of this worker
 
     def peek(self) -> Batch | None:
         """Return the next batch of this worker; None at the end of the iteration."""
@@ -89,12 +88,7 @@ class Prediction:
         while self._next > 0:
             self._next -= 1
             if self._walk.drawn.popleft() == batch:
-                break
-        self._unserved = self.stride - 1
-
-    def rewind(self) -> None:
-        """Go back to the first batch after the last served one."""
-        self._next = self._unserved
+                return
 
     def find(self, batch: Sequence[int]) -> bool:
         """Move to a requested batch that was not the predicted one; return False, and stay, if it is not found.
@@ -108,5 +102,5 @@ class Prediction:
             return False
         while walk.drawn[0] != batch:
             walk.drawn.popleft()
-        self._walk, self._next, self._unserved = walk, 0, 0
+        self._walk, self._next = walk, 0
         return True

@@ -178,8 +178,10 @@ class ReadAheadWindow(Generic[Group]):
         self._batch_size = max(1, len(batch))
         self._num_local = self._num_local + 1 if self._fetches == fetches else 0
         self._fetches, self._is_local = fetches, self._num_local >= LOCAL_BATCHES and not self.size.is_fixed
-        if self.groups and self.groups[0].next_batch != batch:
-            self._drop()
+        while self.groups and self.groups[0].next_batch != batch:
+            dropped = self.groups.popleft()
+            dropped.cancel()
+            self._num_batches -= dropped.num_batches
         predicted = self.groups[0].next_batch if self.groups else self.prediction.peek()
         self.is_followed = not self._is_stopped and (predicted == batch or self.prediction.find(batch))
         if not self.is_followed:
@@ -254,8 +256,3 @@ class ReadAheadWindow(Generic[Group]):
             self.groups.append(self.begin(batches, PAUSE_SECONDS if is_idle else 0.0))
             self._num_batches += len(batches)
             self._next_size, free = 2 * size, free - size
-
-    def _drop(self) -> None:
-        while self.groups:
-            self.groups.popleft().cancel()
-        self.prediction.rewind()
