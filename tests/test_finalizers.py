@@ -12,12 +12,15 @@ import ast
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from binidx.storage.threads import Background
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src/binidx", "tools")
@@ -361,6 +364,10 @@ def test_garbage_may_be_collected_at_any_opcode_of_its_own_path(path: str) -> No
     assert int(done.stdout) > 100
 
 
+class Owner:
+    """An object for which a task runs."""
+
+
 ENDING = """
 import sys, threading
 from binidx.storage import threads
@@ -383,3 +390,33 @@ def test_a_process_ends_in_time_whatever_a_task_does(end: str) -> None:
     assert (done.returncode, done.stdout) == (0, "cleaned up\n")
     assert "binidx-cleanup: ZeroDivisionError: division by zero" in done.stderr
     assert ("binidx-losses: not done within 0 s at exit; the rest is lost" in done.stderr) == (end == "hangs")
+
+
+def test_tokens_that_never_end_do_not_keep_a_task_from_its_time() -> None:
+    background, owner, ran = Background("binidx-test", 0.01), Owner(), threading.Event()
+    ended = False
+
+    def again() -> None:
+        if not ended:
+            background.tokens.put(again)
+
+    background.add(owner, ran.set)
+    again()
+    again()
+    assert ran.wait(300)
+    ended = True
+
+
+def test_a_task_that_fails_when_its_object_is_gone_runs_again() -> None:
+    background, owner, ran = Background("binidx-test", 0.01), Owner(), threading.Event()
+    failures = [ValueError("the store is away")]
+
+    def task() -> None:
+        if owner is None and failures:
+            raise failures.pop()
+        if owner is None:
+            ran.set()
+
+    background.add(owner, task)
+    owner = None  # type: ignore[assignment]
+    assert ran.wait(300)

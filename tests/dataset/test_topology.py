@@ -14,9 +14,9 @@ import pytest
 from helpers.traceable_runs import write_source
 
 import binidx
+from binidx import errors
 from binidx.dataset.torch_bridge import LAUNCHERS, choose_topology, is_first_rank
 from binidx.errors import ConfigError
-from binidx.loader import torch_loader
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
 SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
@@ -31,7 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in [*os.environ]:
         if name in {name for names in LAUNCHERS for name in names} or name.startswith("SLURM_"):
             monkeypatch.delenv(name)
-    torch_loader._warn_of_group.cache_clear()
+    errors._warned.pop("data_parallel_size", None)
 
     def launch(environment: dict[str, str]) -> None:
         for name, value in environment.items():

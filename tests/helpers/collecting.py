@@ -20,7 +20,7 @@ from helpers.readahead_loaders import Numbers, loader, wait_for
 
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.loader.losses import LossRecorder
-from binidx.loader.readahead import BatchGroup, ReadAheadDataset
+from binidx.loader.readahead import GroupRead, ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.storage.cache.filling import CacheFilling
 from binidx.storage.stats import add_usage, usage
@@ -30,6 +30,7 @@ HANG_SECONDS = 20
 TRACED = (
     *(
         "readahead.py",
+        "readahead_window.py",
         "filling.py",
         "fill_progress.py",
         "fill_plan.py",
@@ -51,30 +52,30 @@ def read_ahead() -> Scene:
     ahead, group = _queue()
 
     def path() -> None:
-        group.read(lambda batch: [0])
+        group.run(lambda batch: [0])
         group.hurry()
         group.wait()
 
-    return path, lambda: ahead._scope.cancelled
+    return path, lambda: ahead.threads._scope.cancelled
 
 
 def filling() -> Scene:
     """Threads that fill a cache, and wait for each other."""
     ahead, _ = _queue()
-    fill = ahead._filling = CacheFilling([], lambda: None, is_expected=False)  # type: ignore[arg-type, return-value]
+    fill = ahead.filling = CacheFilling([], lambda: None, is_expected=False)  # type: ignore[arg-type, return-value]
 
     def path() -> None:
         with fill.progress.trainer_waiting(), fill.progress.measuring_ranges(1):
             fill.progress._arrival.wait(0.0)
         fill.progress.note_arrival()
 
-    return path, lambda: ahead._scope.cancelled and fill._scope.cancelled
+    return path, lambda: ahead.threads._scope.cancelled and fill._scope.cancelled
 
 
-def _queue() -> tuple[Any, BatchGroup]:
+def _queue() -> tuple[Any, GroupRead]:
     owner: Any = ReadAheadDataset(Numbers(40), build_sampler("single", range(40), 0, 4, 0, 1), num_batches=4)
     ahead = owner._queue = owner._start()
-    ahead._groups.append(group := BatchGroup([[0]], pause=0.0001))
+    ahead.window.groups.append(group := GroupRead([[0]], pause=0.0001))
     owner.cycle = owner
     return ahead, group
 

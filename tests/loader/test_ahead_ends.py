@@ -27,9 +27,10 @@ from helpers.readahead_loaders import (  # noqa: F401
 from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError
-from binidx.loader.readahead import BatchGroup, ReadAheadDataset
+from binidx.loader.readahead import GroupRead, ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.storage.requests.cancellation import cancellable
+from binidx.storage.threads import background
 
 
 def test_an_error_is_raised_at_its_batch_with_its_traceback_and_reading_goes_on() -> None:
@@ -99,13 +100,13 @@ def test_a_failed_group_is_freed_without_the_garbage_collector() -> None:
     def fail(batch: Sequence[int]) -> None:
         raise ValueError("unread")
 
-    group = BatchGroup([[0]])
-    group.read(fail)
+    group = GroupRead([[0]])
+    group.run(fail)
     freed = weakref.ref(group)
     gc.disable()
     try:
         with contextlib.suppress(ValueError):
-            group.take(fail)
+            group.take()
         del group
         assert freed() is None
     finally:
@@ -140,6 +141,38 @@ def test_a_fork_in_flight_starts_anew_in_the_child() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for step in range(5, 15):
         assert [int(each) for each in ahead.__getitems__([*range(4 * step, 4 * step + 4)])] == needed[step]
+
+
+def test_batches_requested_after_the_end_are_read_by_the_thread_that_requests_them() -> None:
+    """As by functions that run at exit."""
+    ahead = ReadAheadDataset(Numbers(400), build_sampler("single", range(400), 0, 4, 0, 1), num_batches=8)
+    ahead.__getitems__([0, 1, 2, 3])
+    assert ahead._queue is not None
+    ahead._queue.stop()
+    assert not ahead_threads()
+    for start in range(4, 80, 4):
+        assert int(ahead.__getitems__([*range(start, start + 4)])[0]) == 3 * start
+
+
+def test_without_threads_batches_are_read_by_the_thread_that_requests_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = ReadAheadDataset(Numbers(400), build_sampler("single", range(400), 0, 4, 0, 1), num_batches=8)
+    background()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for start in range(0, 80, 4):
+        assert int(ahead.__getitems__([*range(start, start + 4)])[0]) == 3 * start
+
+
+def test_a_batch_from_elsewhere_late_in_the_order_does_not_end_the_read_ahead() -> None:
+    dataset = Numbers(4000)
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(4000), 0, 4, 0, 1), num_batches=4)
+    for start in range(0, 800, 4):
+        ahead.__getitems__([*range(start, start + 4)])
+    ahead.__getitems__([3, 1, 2])
+    ahead.__getitems__([*range(800, 804)])
+    wait_for(lambda: [812, 813, 814, 815] in dataset.requested)
 
 
 def test_it_pickles_without_what_it_read_and_passes_attributes_on() -> None:

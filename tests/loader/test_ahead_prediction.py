@@ -75,7 +75,7 @@ def test_skipped_batches_are_forgotten() -> None:
         prediction.next()
     for idx in (0, 3, 4):
         prediction.mark_served([idx])
-    assert [*prediction._drawn] == [[idx] for idx in range(5, 10)]
+    assert [*prediction._walk.drawn] == [[idx] for idx in range(5, 10)]
     assert prediction.next() == [10]
 
 

@@ -12,27 +12,28 @@ from helpers.readahead_loaders import Numbers, no_thread_is_left, wait_for  # no
 
 from binidx.loader import readahead as ahead_module
 from binidx.loader.dataset_protocols import batch_bytes
-from binidx.loader.readahead import ReadAheadDataset, Window
+from binidx.loader.readahead import ReadAheadDataset
+from binidx.loader.readahead_window import WindowSize
 from binidx.loader.samplers import build_sampler
 
 
 def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
-    window = Window(None, budget_bytes=1000)
+    window = WindowSize(None, budget_bytes=1000)
     assert window.batches == 1
     window.measure(10)
     opened = []
     for step in range(400):
-        window.serve(waiting=step % 2 == 0)
+        window.request(is_waiting=step % 2 == 0)
         opened.append(window.batches)
     assert sorted(set(opened)) == [8, 16, 32, 64, 100]
     for size, needed in ((1000, 2), (400, 2), (300, 3), (100, 8)):
-        window = Window(None, budget_bytes=1000)
+        window = WindowSize(None, budget_bytes=1000)
         window.measure(size)
         assert window.batches == needed
-    calm = Window(None, budget_bytes=1000)
+    calm = WindowSize(None, budget_bytes=1000)
     calm.measure(10)
     for _ in range(1000):
-        calm.serve(waiting=False)
+        calm.request(is_waiting=False)
     assert calm.batches == 8
 
 
@@ -44,7 +45,7 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
     for start in range(0, 3000, 8):
         ahead.__getitems__([*range(start, start + 8)])
     assert ahead._queue is not None
-    assert 32 <= ahead._queue._window.batches <= 128
+    assert 32 <= ahead._queue.window.size.batches <= 128
 
 
 def test_batches_are_right_for_any_order_of_requests_and_any_delay() -> None:
@@ -119,7 +120,7 @@ def test_a_busy_loader_stays_within_the_budget() -> None:
         opened.append(sum(map(len, dataset.requested)) - 4 * served)
     assert max(opened) <= 4 * 8
     assert ahead._queue is not None
-    assert ahead._queue._window.batches == 8
+    assert ahead._queue.window.size.batches == 8
 
 
 def test_while_a_store_refuses_requests_one_batch_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +133,6 @@ def test_while_a_store_refuses_requests_one_batch_is_read_at_a_time(monkeypatch:
             *Numbers(800).__getitems__([*range(start, start + 8)])
         ]
         assert ahead._queue is not None
-        groups = [*ahead._queue._groups]
+        groups = [*ahead._queue.window.groups]
         assert all(group.num_batches == 1 for group in groups)
         assert sum(not group.is_read for group in groups) <= 1

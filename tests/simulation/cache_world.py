@@ -705,7 +705,7 @@ class SimulatedFilling:
         assert len(workers) == self.plan.sizes.in_flight
         tasks = [self.process.start(steps, f"fill worker {number}") for number, steps in enumerate(workers)]
         for task in tasks:
-            yield effects.Join(task, 1e6)
+            yield effects.WaitForTask(task, 1e6)
         assert not self.plan.in_flight, "an extent is in flight after its round"
 
     def pause(self, seconds: float) -> Steps[Any]:

@@ -177,7 +177,7 @@ class Process:
             effects.Log: lambda effect, task: self.answer(task, None),
             effects.Call: self._call,
             effects.Start: lambda effect, task: self.answer(task, self.start(effect.steps, effect.name)),
-            effects.Join: lambda effect, task: self._wait(effect.task.ended, effect.seconds, task),
+            effects.WaitForTask: lambda effect, task: self._wait(effect.task.ended, effect.seconds, task),
             effects.NewSignal: lambda effect, task: self.answer(task, Signal()),
             effects.SetSignal: lambda effect, task: self.answer(task, effect.signal.set()),
             effects.WaitForSignal: lambda effect, task: self._wait(effect.signal, effect.seconds, task),

@@ -128,9 +128,9 @@ def test_a_started_shell_runs_beside_the_first_one_until_a_signal(driver: Driver
         task = yield from effects.Start(heartbeat(signal), "heartbeat")
         while not beats:
             yield from effects.Sleep(0.01)
-        before = yield from effects.Join(task, 0.0)
+        before = yield from effects.WaitForTask(task, 0.0)
         yield from effects.SetSignal(signal)
-        return before, (yield from effects.Join(task, 60.0))
+        return before, (yield from effects.WaitForTask(task, 60.0))
 
     assert driver(shell()) == (False, True)
     assert beats == sorted(beats)

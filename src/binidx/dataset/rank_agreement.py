@@ -176,7 +176,7 @@ class Participant:
             raise
         finally:
             yield from effects.SetSignal(left)
-            yield from effects.Join(thread, seconds)
+            yield from effects.WaitForTask(thread, seconds)
 
     def check(self, exact: bool) -> Steps[None]:
         """Raise PeerError if another rank has failed.

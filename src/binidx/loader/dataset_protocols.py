@@ -80,13 +80,6 @@ class ForwardSamples(Protocol):
         """Return the dataset for reads in the order of its samples."""
 
 
-@runtime_checkable
-class Buffer(Protocol):
-    """A tensor or an array."""
-
-    nbytes: int
-
-
 class DatasetView:
     """Base of a dataset that serves the samples of another one unchanged: loaders read that one.
 
@@ -153,7 +146,14 @@ def batch_bytes(samples: Any) -> int:
         return samples.num_bytes
     rows = samples if isinstance(samples, list | tuple) else [samples]
     values = [value for row in rows for value in (row.values() if isinstance(row, dict) else [row])]
-    return sum(value.nbytes for value in {id(value): value for value in values}.values() if isinstance(value, Buffer))
+    return sum(map(_num_bytes, {id(value): value for value in values}.values()))
+
+
+def _num_bytes(value: Any) -> int:
+    try:
+        return int(value.nbytes)
+    except AttributeError:  # no tensor or array
+        return 0
 
 
 def is_full_validation(dataset: Any) -> bool:

@@ -72,15 +72,14 @@ class DeviceBatches(Iterator[Any]):
 
     def _receive(self) -> Iterator[Any]:
         """Yield the batches of the source, as blocks where they can be; ranks that do not read receive them."""
-        if self._group is None:
-            yield from (_as_block(batch) for batch in self._source)
-            return
         while (batch := self._share(next(self._source, None))) is not None:
             yield batch
 
     def _share(self, batch: Any) -> Any:
-        """Send a batch to the group, or receive it; None after the last."""
-        batch = _as_block(batch)
+        """Send a batch to the group, if there is one, or receive it; None after the last."""
+        batch = pack_batch(batch)
+        if self._group is None:
+            return batch
         is_block = isinstance(batch, WorkerBatch)
         shape = tuple(batch.block.shape) if is_block else None
         # The block crosses as a tensor; what describes it is pickled.
@@ -154,10 +153,6 @@ class CudaCopies(Copies):
             return batch
 
         return take
-
-
-def _as_block(batch: Any) -> Any:
-    return batch if isinstance(batch, WorkerBatch) else pack_batch(batch)
 
 
 def unpack_block(batch: WorkerBatch, block: torch.Tensor) -> dict[str, Any]:

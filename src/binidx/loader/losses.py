@@ -4,12 +4,13 @@
         position int64     samples consumed before it, over all ranks: the same at any topology
         loss float32
 
-A file appears whole, or not at all. A thread, which exists from the first recorded row on, writes one for each 65,536
-samples of a rank, and a minute after the last one. It also writes the rows of a recorder that is garbage: a finalizer,
-which may run in the thread that would send the request, only leaves a token. The end of the process waits at most ten
-seconds for it. A process that a signal kills loses the rows of the last minute; `close` and the loader's `state_dict`
-write them, so a run that resumes from that state records the lost ones again. Of several losses of a position the one
-in the newest file counts, so a replayed step replaces.
+A file appears whole, or not at all; its time is that of its last row, so one that is written again replaces itself. A
+thread, which exists from the first recorded row on, writes one for each 65,536 samples of a rank, and a minute after
+the last one. It also writes the rows of a recorder that is garbage, again each minute while the store fails: a
+finalizer, which may run in the thread that would send the request, only leaves a token. The end of the process waits at
+most ten seconds for it. A process that a signal kills loses the rows of the last minute; `close` and the loader's
+`state_dict` write them, so a run that resumes from that state records the lost ones again. Of several losses of a
+position the one in the newest file counts, so a replayed step replaces.
 
 Cost: 4 to 6 bytes a sample, 3 to 30 us a micro-batch; 2 to 35 ms of the thread for a file on a disk.
 """
@@ -85,7 +86,7 @@ class LossRecorder:
             self._pid, self._num_samples, self._rows = os.getpid(), 0, list[Any]()
             self._write = functools.partial(_write, self._place, self.rank, self._rows, threading.RLock())
             writer.add(self, self._write)
-        self._rows.append((position, *copy_to_host(losses)))
+        self._rows.append((position, *copy_to_host(losses), time.time_ns()))
         self._num_samples += len(losses)
         if self._num_samples % self.most_rows < len(losses):
             writer.tokens.put(self._write)
@@ -122,7 +123,7 @@ def _write(folder: Location, rank: int, rows: list[Any], writing: contextlib.Abs
     """Write rows as one file, if there are any, and remove them from the list.
 
     Args:
-        rows: position, losses and the function that awaits them, of each call.
+        rows: position, losses, the function that awaits them, and the time, of each call.
         writing: lock of the list, since `close` waits for a file that the thread writes. The handler of a signal may
             call `close` within it, so it is reentrant.
     """
@@ -133,13 +134,13 @@ def _write(folder: Location, rank: int, rows: list[Any], writing: contextlib.Abs
             return
         try:
             del rows[: len(taken)]
-            for *_, wait in taken:
+            for *_, wait, _ in taken:
                 wait()
-            losses = [np.asarray(own).reshape(-1) for _, own, _ in taken]
+            losses = [np.asarray(own).reshape(-1) for _, own, *_ in taken]
             positions = [first + np.arange(len(own)) for (first, *_), own in zip(taken, losses, strict=True)]
             table = pa.table({"position": np.concatenate(positions), "loss": np.concatenate(losses)})
             layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
-            with create_object(folder / f"losses-{time.time_ns():020d}-{rank:05d}.parquet") as out:
+            with create_object(folder / f"losses-{taken[-1][-1]:020d}-{rank:05d}.parquet") as out:
                 parquet.write_table(table, WritableFile(out), use_dictionary=False, **layout)
         except BaseException:
             rows[:0] = taken  # the next file has them

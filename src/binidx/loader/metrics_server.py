@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from binidx.errors import MissingDriverError
@@ -13,7 +14,7 @@ GAUGES = {"samples_ahead", *rates(defaultdict(float))}
 """Metrics that rise and fall; the others are sums."""
 
 
-class MetricsServer:
+class MetricsServer(AbstractContextManager["MetricsServer"]):
     """Running HTTP server of the metrics of a loader, in a daemon thread; ends with its block, `close` or the process.
 
     Attributes:
@@ -29,9 +30,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> MetricsServer:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

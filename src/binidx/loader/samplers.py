@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -48,6 +49,7 @@ def check_consumed_samples(value: Any, most: int | None) -> int:
     return int(value)
 
 
+@dataclass(eq=False)
 class PretrainingSampler(ABC):
     """Base of the samplers: the topology, iteration with a state, and any step by its number.
 
@@ -62,31 +64,23 @@ class PretrainingSampler(ABC):
         ConfigError: a dataset or micro-batch without samples, or a rank outside 0 to P - 1.
     """
 
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+
     drop_last, is_endless = True, False
 
-    def __init__(
-        self,
-        total_samples: int,
-        consumed_samples: int,
-        micro_batch_size: int,
-        data_parallel_rank: int,
-        data_parallel_size: int,
-    ) -> None:
-        if total_samples <= 0:
+    def __post_init__(self) -> None:
+        if self.total_samples <= 0:
             reason = "the dataset is empty: its split has no document, or fewer tokens than sequence_length + 1"
-            raise ConfigError(f"total_samples: found {total_samples}, needs at least 1; {reason}")
-        if micro_batch_size <= 0:
-            raise ConfigError(f"micro_batch_size: found {micro_batch_size}, needs at least 1")
-        if not 0 <= data_parallel_rank < data_parallel_size:
-            last = data_parallel_size - 1
-            raise ConfigError(
-                f"data_parallel_rank: found {data_parallel_rank}, needs 0 to data_parallel_size - 1 = {last}"
-            )
-        self.total_samples = total_samples
-        self.consumed_samples = consumed_samples
-        self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
+            raise ConfigError(f"total_samples: found {self.total_samples}, needs at least 1; {reason}")
+        if self.micro_batch_size <= 0:
+            raise ConfigError(f"micro_batch_size: found {self.micro_batch_size}, needs at least 1")
+        rank, last = self.data_parallel_rank, self.data_parallel_size - 1
+        if not 0 <= rank <= last:
+            raise ConfigError(f"data_parallel_rank: found {rank}, needs 0 to data_parallel_size - 1 = {last}")
 
     @property
     def samples_per_step(self) -> int:
@@ -152,6 +146,7 @@ class SamplerIterator(Iterator[list[int]]):
         self._batches = self._sampler._draw(self.consumed_samples)
 
 
+@dataclass(eq=False)
 class MegatronPretrainingSampler(PretrainingSampler):
     """Micro-batches in the dataset's own order; the global order depends on `consumed_samples` and m * P alone.
 
@@ -176,18 +171,11 @@ class MegatronPretrainingSampler(PretrainingSampler):
     Source: Megatron-LM, `MegatronPretrainingSampler`. `batch` and the iterator's `state_dict` are ours.
     """
 
-    def __init__(
-        self,
-        total_samples: int,
-        consumed_samples: int,
-        micro_batch_size: int,
-        data_parallel_rank: int,
-        data_parallel_size: int,
-        drop_last: bool = True,
-    ) -> None:
-        super().__init__(total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
-        self.consumed_samples = check_consumed_samples(consumed_samples, total_samples - 1)
-        self.drop_last = drop_last
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.consumed_samples = check_consumed_samples(self.consumed_samples, self.total_samples - 1)
 
     def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         for start in range(consumed_samples, self.total_samples, self.samples_per_step):

@@ -6,7 +6,6 @@ Besides this module only `device_batches` imports torch here.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import logging
@@ -23,7 +22,7 @@ from binidx.dataset.megatron_releases import parse_release_name
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.served import get_sequence_length, get_split, get_stored_order
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
-from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback
+from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback, warn_once
 from binidx.loader.collate import CollateForTrainer, WorkerBatch
 from binidx.loader.dataset_protocols import (
     DatasetView,
@@ -37,7 +36,7 @@ from binidx.loader.dataset_protocols import (
 )
 from binidx.loader.loader_state import State, check_state, describe_walk, fingerprint
 from binidx.loader.losses import LossRecorder
-from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
+from binidx.loader.readahead import ReadAheadDataset
 from binidx.loader.samplers import (
     DataloaderType,
     MegatronFullValidationSampler,
@@ -46,6 +45,7 @@ from binidx.loader.samplers import (
     build_sampler,
     check_consumed_samples,
 )
+from binidx.loader.worker_usage import WorkerUsage
 from binidx.storage.stats import add_usage, span, usage, usage_since
 from binidx.storage.threads import background
 from binidx.storage.usage_report import log_report, rates, sum_usage
@@ -160,13 +160,13 @@ def build_pretraining_data_loader(
         numbers = sampler.total_samples, sampler.samples_per_step
         logger.warning("the loader serves no batch: %d samples of the dataset fill no step of %d", *numbers)
     defaults = {
+        "num_workers": num_workers,
         "collate_fn": CollateForTrainer(),
         "pin_memory": torch.cuda.is_available() and device is None,
         "persistent_workers": num_workers > 0,
     }
-    options = {"num_workers": num_workers, **defaults, **dataloader_options}
     places = {"look_ahead": look_ahead, "device": device, "group": group, "losses_to": losses_to}
-    return PretrainingLoader(dataset, batch_sampler=sampler, **places, **options)
+    return PretrainingLoader(dataset, batch_sampler=sampler, **places, **{**defaults, **dataloader_options})
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
@@ -178,17 +178,6 @@ def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
             'takes mesh=mesh["dp"] in their place'
         )
     return rank or 0, 1 if size is None else size
-
-
-@functools.cache
-def _warn_of_group(num_processes: int) -> None:
-    """Warn once if there are several processes, all of which have data-parallel rank 0 of 1."""
-    if num_processes > 1:
-        logger.warning(
-            "data_parallel_size: found 1 in a group of %d processes: all of them read the same samples, which is right "
-            "only if they are one replica of the model (tensor, pipeline or context parallel)",
-            num_processes,
-        )
 
 
 class PretrainingLoader(ShownLoader, DataLoader[Any]):
@@ -382,21 +371,20 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         sampler = self._sampler
         rank = sampler.data_parallel_rank, sampler.data_parallel_size
         if self.chosen_by == "processes" and choose_topology() != rank:
-            way = "make it after them, with mesh= or data_parallel_rank and data_parallel_size"
-            raise ConfigError(
-                f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made; {way}"
-            )
+            made = f"loader: was made for rank {rank[0]} of {rank[1]}, before groups of ranks were made"
+            raise ConfigError(f"{made}; make it after them, with mesh= or data_parallel_rank and data_parallel_size")
         if sampler.data_parallel_size == 1:
-            if not self.chosen_by:
-                _warn_of_group(count_known_processes())  # the group may be younger than the loader
+            if not self.chosen_by and (count := count_known_processes()) > 1:  # the group may be younger
+                way = "which is right only if they are one replica of the model (tensor, pipeline or context parallel)"
+                text = f"found 1 in a group of {count} processes: all of them read the same samples, {way}"
+                warn_once("data_parallel_size", text)
         elif not self._is_compared:
             split = get_split(self.dataset)
             self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"
             fields: dict[str, Any] = {"consumed_samples": self._consumed_samples, "walk": describe_walk(sampler)}
             fields |= {"samples_per_step": sampler.samples_per_step, "order": get_stored_order(self.dataset)}
             subject, name = f"loader of {sampler.total_samples} samples", f"{self._name}/{self._num_positions}"
-            claim = sampler.data_parallel_rank, sampler.data_parallel_size
-            compare_with_ranks(subject, name, fields, {"dataset": self.dataset}, claim)
+            compare_with_ranks(subject, name, fields, {"dataset": self.dataset}, rank)
             self._is_compared = True
 
     def _count_batch(self) -> None:
@@ -411,8 +399,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
             about = self._sampler.micro_batch_size, get_sequence_length(self.dataset)
             self.collate_fn = CollateForTrainer.for_workers(self.num_workers, self.prefetch_factor or 0, *about)
         with _deferred_interrupt() if starts and self.num_workers else contextlib.nullcontext():
-            batches: Iterator[Any] = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
-        return batches
+            return iter(self._open_reader()) if self._reads_ahead else super().__iter__()
 
     def _read_if_taken(self) -> Iterator[Any]:
         """Yield the batches; reading starts with the first, so not on a rank that receives them."""
@@ -420,16 +407,16 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
 
     def _open_reader(self) -> DataLoader[Any]:
         """Return the DataLoader over the read-ahead dataset; the same one while its workers persist."""
-        if self._reader is None or not self.persistent_workers:
-            sampler: Any = self._sampler
-            self._worker_usage = WorkerUsage(self.num_workers) if self.num_workers else None
-            ahead: Any = ReadAheadDataset(self.dataset, sampler, num_batches=self._look_ahead, usage=self._worker_usage)
-            options = {name: getattr(self, name) for name in self._option_names}
-            reader: DataLoader[Any] = DataLoader(ahead, batch_sampler=sampler, **options)
-            if not self.persistent_workers:
-                return reader
-            self._reader = reader
-        return self._reader
+        if self._reader is not None:
+            return self._reader
+        sampler: Any = self._sampler
+        self._worker_usage = WorkerUsage(self.num_workers) if self.num_workers else None
+        on_batch = bool if self._worker_usage is None else self._worker_usage.write
+        ahead: Any = ReadAheadDataset(self.dataset, sampler, num_batches=self._look_ahead, on_batch=on_batch)
+        options = {name: getattr(self, name) for name in self._option_names}
+        reader: DataLoader[Any] = DataLoader(ahead, batch_sampler=sampler, **options)
+        self._reader = reader if self.persistent_workers else None
+        return reader
 
 
 class Batches(Iterator[Any]):

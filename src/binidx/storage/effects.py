@@ -165,7 +165,7 @@ class Start(Effect[Task]):
 
 
 @dataclass(frozen=True)
-class Join(Effect[bool]):
+class WaitForTask(Effect[bool]):
     """Wait for a started shell, at most for some seconds; return whether it has ended."""
 
     task: Any

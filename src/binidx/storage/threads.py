@@ -197,16 +197,19 @@ class Background:
         due = time.monotonic() + self._seconds
         while True:
             token: Task = self._run_all
-            with contextlib.suppress(queue.Empty):
-                token = self.tokens.get(timeout=max(0.0, due - time.monotonic()))
+            with contextlib.suppress(queue.Empty, ValueError):  # negative: all are due, however many tokens there are
+                token = self.tokens.get(timeout=due - time.monotonic())
             due = time.monotonic() + self._seconds if token == self._run_all else due
-            self._run(self._tasks.pop(token, token))
+            self._run(token)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, token: Task) -> None:
+        task = self._tasks.pop(token, token)
         try:
             task()
         except Exception as error:
             logger.warning("%s: %s: %s", self._thread.name, type(error).__name__, error)
+            if task != token and self._seconds < NEVER:
+                self._tasks[token] = task  # of an object that is gone: again with all others
 
     def _run_all(self) -> None:
         for key, task in [*self._tasks.items()]:

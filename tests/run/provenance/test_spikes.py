@@ -138,6 +138,39 @@ def test_losses_that_cannot_be_written_are_logged_and_written_later(
     assert [column.tolist() for column in read_losses(tmp_path / "losses")] == [[0, 1], [0.5, 0.25]]
 
 
+def test_rows_of_a_collected_recorder_are_written_when_the_store_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "losses").write_text("no folder")
+    recorder = LossRecorder(tmp_path / "losses", most_seconds=0.05)
+    recorder.record(0, [0.5, 0.25])
+    del recorder
+    wait_for(lambda: caplog.text.count("binidx-losses: ") > 3)
+    (tmp_path / "losses").unlink()
+    wait_for(lambda: any(tmp_path.glob("losses/*.parquet")))
+    assert [column.tolist() for column in read_losses(tmp_path / "losses")] == [[0, 1], [0.5, 0.25]]
+
+
+def test_a_replayed_step_replaces_also_if_the_first_one_is_written_later(tmp_path: Path) -> None:
+    first, second = LossRecorder(tmp_path / "losses"), LossRecorder(tmp_path / "losses")
+    first.record(0, [1.0])
+    second.record(0, [2.0])
+    second.close()
+    first.close()
+    assert read_losses(tmp_path / "losses")[1].tolist() == [2.0]
+
+
+def test_a_file_that_is_written_again_replaces_itself(tmp_path: Path) -> None:
+    """As after an answer of the store that was lost."""
+    recorder = LossRecorder(tmp_path)
+    recorder.record(0, [1.0])
+    rows = [*recorder._rows]
+    recorder.close()
+    recorder._rows[:0] = rows
+    recorder.close()
+    assert len([*tmp_path.iterdir()]) == 1
+
+
 def test_a_handler_of_a_signal_may_close_a_recorder_that_is_being_closed(tmp_path: Path) -> None:
     recorder = LossRecorder(tmp_path)
 
@@ -152,7 +185,7 @@ def test_a_handler_of_a_signal_may_close_a_recorder_that_is_being_closed(tmp_pat
             return np.ones(1, np.float32)
 
     recorder.record(0, [0.5])
-    recorder._rows[0] = (0, Interrupting(), bool)
+    recorder._rows[0] = (0, Interrupting(), bool, 1)
     before = signal.signal(signal.SIGUSR1, lambda *_: (recorder.record(7, [0.25]), recorder.close()))
     try:
         recorder.close()

@@ -157,7 +157,7 @@ class HeldLease:
     def end(self, error: BaseException | None) -> Steps[None]:
         """Release the lease, or record an error in it."""
         yield from effects.SetSignal(self._ended)
-        if not (yield from effects.Join(self._renewals, LAST_BEAT_SECONDS)):
+        if not (yield from effects.WaitForTask(self._renewals, LAST_BEAT_SECONDS)):
             return  # a renewal on its way to a store that stalls could arrive after the last record: let it expire
         try:
             if isinstance(error, Exception):

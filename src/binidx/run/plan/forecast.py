@@ -37,7 +37,7 @@ from binidx.format.source import DatasetFiles
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan
-from binidx.loader.readahead import count_first_reads
+from binidx.loader.readahead_window import count_first_reads
 from binidx.run.plan.inventory import RunInventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import CHUNK_BYTES

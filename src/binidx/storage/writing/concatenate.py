@@ -279,16 +279,14 @@ class _Composed:
             return self._store.compose(uri, objects)
 
 
+CreateObject = Callable[..., contextlib.AbstractContextManager[Writer]]
+"""Function that begins to write an object, as `create_object`."""
+
+
 class _Streamed:
     """A `Join` whose bytes pass through this process; between local files the kernel copies them where possible."""
 
-    def __init__(
-        self,
-        create: Callable[..., contextlib.AbstractContextManager[Writer]],
-        pieces: Sequence[SourcePiece],
-        how: str,
-        codec: str = "raw",
-    ) -> None:
+    def __init__(self, create: CreateObject, pieces: Sequence[SourcePiece], how: str, codec: str = "raw") -> None:
         self._pieces, self.moved_bytes, self.how = pieces, 0, how
         self._before_publish: Callable[[], object] = lambda: None
         self._open = contextlib.ExitStack()
