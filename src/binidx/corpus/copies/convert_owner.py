@@ -20,8 +20,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from binidx.corpus.whole_dataset import bin_suffixes, object_suffixes
+from binidx.corpus.whole_dataset import object_suffixes
 from binidx.errors import FormatError, ObjectChangedError
+from binidx.format.bin_file import BinWriter
 from binidx.jobs.progress import ProgressWatcher
 from binidx.json_models import JsonFile
 from binidx.storage.cache.node_lock import acquire_node_lock
@@ -106,7 +107,8 @@ class ConvertOwner:
     def discard(self, earlier: OwnerFields) -> None:
         """Remove the uploads of an earlier call for another copy. The file stays, so that a kill leaves an owner."""
         for suffix in object_suffixes():
-            key = "bin" if "bin" in earlier.objects and suffix in bin_suffixes() else suffix  # of tokens in any form
+            of_tokens = "bin" in earlier.objects and suffix in BinWriter.suffixes()  # in any form
+            key = "bin" if of_tokens else suffix
             discard_parts(self._target + f".{suffix}", earlier.objects.get(key, BegunObject()).token)
 
     def begun(self, suffix: str) -> BegunObject:
