@@ -27,10 +27,10 @@ from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.block_files import CachedContent, write_meta
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.quota_files import QuotaDirectory
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.retries import Failure, History, is_transient, out_of_time
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
-from binidx.storage.stores.registry import open_store
 from binidx.tools import main
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
@@ -140,7 +140,7 @@ def test_readers_and_a_cache_of_a_signed_url_hold_no_signature(web: Server, tmp_
     [meta] = tmp_path.rglob("meta.json")  # one for both
     assert json.loads(meta.read_text())["uri"] == f"{web.endpoint}/{name}?part=2"
     assert reader.stats.bytes_moved == 0
-    assert repr(open_store(reader.uri)) == f"HttpStore({web.endpoint}/{name}?part=2)"
+    assert repr(Location(reader.uri).store) == f"HttpStore({web.endpoint}/{name}?part=2)"
 
 
 def test_a_cached_object_that_an_earlier_version_named_by_a_signed_url_is_pruned(tmp_path: Path, capsys) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from binidx.dataset.pinned_run import indexed_datasets, name_index, pin_run
+from binidx.dataset.pinned_run import PinnedFile
 from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.index_files import NpyLayout
 from binidx.order.requests import find_blend
@@ -30,9 +30,9 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
 
     built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
     # Phases have one validation set, and one index where they have as many samples.
-    named = {name_index(dataset): dataset for each in built for dataset in indexed_datasets(each)}
+    named = {dataset.index_name: dataset for each in built for dataset in PinnedFile.list_indexed(each)}
     rows = [describe_index(each, name.rpartition("-")[2], outcomes.get(name)) for name, each in named.items()]
-    return rows, pin_run(wanted.config, [*named.values()] if pin else [])
+    return rows, PinnedFile.pin(wanted.config, [*named.values()] if pin else [])
 
 
 def num_indices(wanted: Run) -> int:

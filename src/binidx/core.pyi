@@ -4,7 +4,6 @@
 from binidx.storage.adapters import ReadableFile as ReadableFile
 from binidx.storage.adapters import WritableFile as WritableFile
 from binidx.storage.codecs.checksums import SUMS as SUMS
-from binidx.storage.interfaces import Bytes as Bytes
 from binidx.storage.interfaces import Range as Range
 from binidx.storage.interfaces import RangeReader as RangeReader
 from binidx.storage.interfaces import Writer as Writer
@@ -23,7 +22,6 @@ from binidx.storage.requests.remote_object import object_exists as object_exists
 from binidx.storage.requests.remote_object import object_identity as object_identity
 from binidx.storage.requests.remote_object import read_small as read_small
 from binidx.storage.settings import ReadSettings as ReadSettings
-from binidx.storage.store_protocols import ListableStore as ListableStore
 from binidx.storage.store_protocols import Prices as Prices
 from binidx.storage.stores.identity import same_identity as same_identity
 from binidx.storage.threads import OPENS as OPENS
@@ -40,11 +38,14 @@ from binidx.storage.writing.publish import write_object as write_object
 from binidx.format.bin_file import BinWriter as BinWriter
 from binidx.format.bin_file import as_prefix as as_prefix
 from binidx.format.idx import DType as DType
+from binidx.format.idx import SequenceIndex as SequenceIndex
 from binidx.format.index_columns import IndexColumns as IndexColumns
+from binidx.format.document_blocks import DocumentBlock as DocumentBlock
 from binidx.format.document_blocks import batch_by_size as batch_by_size
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
 from binidx.format.indexed_dataset import as_pair as as_pair
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
+from binidx.format.sidecars.lineage import origin_text as origin_text
 from binidx.format.sidecars.dataset_manifest import LINEAGE as LINEAGE
 from binidx.format.sidecars.dataset_manifest import MANIFEST as MANIFEST
 from binidx.format.sidecars.dataset_manifest import RowCounts as RowCounts
@@ -67,11 +68,9 @@ from binidx.tokenizers.token_bytes import token_table as token_table
 
 # Order: the tokens of each sample
 from binidx.order.blended_order import BlendedOrder as BlendedOrder
-from binidx.order.order_protocols import Bounds as Bounds
 from binidx.order.order_protocols import Numbers as Numbers
 from binidx.order.order_protocols import Order as Order
 from binidx.order.order_protocols import Source as Source
-from binidx.order.order_protocols import Spans as Spans
 from binidx.order.reads import OrderReads as OrderReads
 from binidx.order.reads import SampleOrigins as SampleOrigins
 from binidx.order.reads import TokenReads as TokenReads
@@ -89,6 +88,7 @@ from binidx.dataset.config import Split as Split
 from binidx.loader.samplers import DataloaderType as DataloaderType
 
 # Work in parts, on processes or machines, and files of JSON
+from binidx.forks import cached_property as cached_property
 from binidx.jobs.job_folder import JobFolder as JobFolder
 from binidx.jobs.stages import JobStage as JobStage
 from binidx.jobs.parts import Shard as Shard

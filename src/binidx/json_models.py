@@ -77,6 +77,11 @@ class JsonFile(Generic[Model]):
     open: bool = False
     tolerates: Callable[[str, str], bool] | None = None
 
+    @staticmethod
+    def digest(value: Any) -> str:
+        """Return the 128-bit digest of a JSON value, hex."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
     def encode(self, content: Any, end: str = "", **layout: Any) -> bytes:
         """Return the bytes of a file.
 
@@ -222,8 +227,3 @@ def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str
         if type(given) in (dict, list):
             step = f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}"
             yield from _unknown_fields(given, each, path + step)
-
-
-def json_digest(value: Any) -> str:
-    """Return the 128-bit digest of a JSON value, hex."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

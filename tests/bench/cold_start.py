@@ -33,7 +33,7 @@ import numpy as np
 from servers.latency_proxy import Proxy
 
 import binidx
-from binidx.dataset.pinned_run import indexed_datasets, pin_run
+from binidx.dataset.pinned_run import PinnedFile
 from tests.bench.race import DELAY_MS, READERS, far_away, store
 from tests.bench.remote import check_reached
 from tests.bench.table import MEGATRON, Conditions, Row, seconds
@@ -154,7 +154,7 @@ def pin(prefixes: list[str], weights: list[float], cache: str) -> None:
     builder = binidx.BlendedMegatronDatasetBuilder(
         binidx.GPTDataset, [100_000, 2_000, 1_000], lambda: True, config, pinned=False
     )
-    assert pin_run(config, indexed_datasets(builder.build()))
+    assert PinnedFile.pin(config, PinnedFile.list_indexed(builder.build()))
 
 
 def requests_of_rank(proxy: Proxy, given: Mapping[str, Any]) -> tuple[int, int, int]:

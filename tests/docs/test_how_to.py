@@ -35,7 +35,7 @@ from helpers.traceable_runs import write_source
 import binidx
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.errors import IndexBuildError
-from binidx.format.idx import idx_size
+from binidx.format.idx import SequenceIndex
 from binidx.index.document_sample import plan_epochs
 from binidx.run.plan.forecast import blend_bytes, build_seconds, gpt_index_bytes
 from binidx.run.run_file import SavedTokenizer
@@ -296,7 +296,7 @@ def test_the_sizes_before_there_is_data_are_those_of_a_plan() -> None:
     for column, documents in enumerate((10**6, 10**8, 10**9)):
         plan = plan_epochs(1000 * documents, 4096, None, add_extra_token=True, drop_last_partial=True)
         index, blend = gpt_index_bytes(documents, plan), blend_bytes(plan.num_samples)
-        idx, tokens = idx_size(documents, documents + 1), 2000 * documents
+        idx, tokens = SequenceIndex.file_bytes(documents, documents + 1), 2000 * documents
         needed = tokens, idx, index, blend, idx + index + blend, tokens, build_seconds(documents, plan)
         for label, name, size in zip(shown, names, needed, strict=True):
             assert label.strip("`").startswith(name.strip("`")), label

@@ -17,7 +17,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.format import prefix_listing as listing
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
+from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes
 from binidx.storage.location import Location
 from binidx.storage.requests import remote_object as storage_listing
 from binidx.storage.requests.remote_object import list_objects, object_identity, stretches_of
@@ -77,7 +77,7 @@ def test_many_prefixes_cost_two_lists_and_one_request_each(s3: Bucket, monkeypat
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
         for asked in ([2, MIN_LISTED_PREFIXES], [2, 0]):  # the second time all lie in the index_dir
             proxy.reset()
-            found = list_pairs(located(prefixes))
+            found = ListedPair.list_all(located(prefixes))
             datasets = [open_listed(prefix, found) for prefix in prefixes]
             log = proxy.log()
             assert [each.range.startswith("bytes") for each in log] == [False] * asked[0] + [True] * asked[1]
@@ -98,7 +98,7 @@ def test_a_listed_manifest_is_read_only_where_the_sizes_differ(
         with create_object(Location.of(f"{prefix}.manifest.json")) as writer:
             writer.write(json.dumps({"binidx_manifest": 1, "dataset": counts}).encode())
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
-        found = list_pairs(located(prefixes))
+        found = ListedPair.list_all(located(prefixes))
         proxy.reset()
         for prefix in prefixes:
             open_listed(prefix, found)
@@ -111,7 +111,7 @@ def test_prefixes_in_a_folder_each_are_listed_together(s3: Bucket) -> None:
     folder = s3.fresh()
     prefixes = [build_ours(f"{folder}/{n}/data", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
-        found = list_pairs(located(prefixes))
+        found = ListedPair.list_all(located(prefixes))
         assert [read_all(prefix, found) for prefix in prefixes] == [[n] * (20 + n) for n in range(MIN_LISTED_PREFIXES)]
         lists = [each for each in proxy.log() if not each.path.endswith((".bin", ".idx"))]
         assert len(lists) == 2, lists
@@ -122,7 +122,7 @@ def test_folders_with_too_much_between_them_are_not_listed_to_the_end(prefixes, 
         monkeypatch.setattr(store, "list_page", _endless)
     apart = [f"{prefix}-folder/data" for prefix in prefixes]
     assert list_objects(located(f"{prefix}.bin" for prefix in apart), most_pages=3) is None
-    assert not list_pairs(located(apart))
+    assert not ListedPair.list_all(located(apart))
 
 
 async def _endless(_store, wanted):
@@ -148,7 +148,7 @@ def test_what_lists_tell_identifies_an_object_as_looking_at_it_does(prefixes) ->
 
 
 def test_what_was_opened_by_a_list_is_read_and_found_again_in_another_process(prefixes) -> None:
-    found = list_pairs(located(prefixes))
+    found = ListedPair.list_all(located(prefixes))
     assert [*found] == prefixes
     opened = [open_listed(prefix, found) for prefix in prefixes]
 
@@ -162,7 +162,7 @@ def test_a_dataset_replaced_around_a_list_is_opened_anew(prefixes, when_listed, 
     acts = [lambda: None, lambda: None]
     acts[after] = lambda: build_ours(prefixes[2], number(new, length), np.uint16)
     when_listed(*acts)
-    found = list_pairs(located(prefixes))
+    found = ListedPair.list_all(located(prefixes))
     assert read_all(prefixes[2], found) == [new] * (20 + new) * length
     assert read_all(prefixes[4], found) == [4] * 24
 
@@ -174,14 +174,14 @@ def test_a_writer_between_its_files_leaves_no_pair(prefixes, when_listed) -> Non
             out.write(b"12" * 40)
 
     when_listed(half, lambda: build_ours(prefixes[2], number(6), np.uint16))
-    found = list_pairs(located(prefixes))
+    found = ListedPair.list_all(located(prefixes))
     assert prefixes[2] not in found
     assert read_all(prefixes[2], found) == [6] * 26
 
 
 def test_few_prefixes_and_local_ones_are_not_listed(prefixes, tmp_path) -> None:
     local = [build_ours(tmp_path / f"p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
-    assert not list_pairs(located([*prefixes[1:], *local]))
+    assert not ListedPair.list_all(located([*prefixes[1:], *local]))
 
 
 def test_lists_in_stretches_find_what_one_finds(prefixes, monkeypatch) -> None:

@@ -24,7 +24,6 @@ from binidx.format.prefix_listing import (
     format_bundle,
     list_pairs_with_bundle,
     parse_bundle,
-    select_bundled,
 )
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_identity, read_small
@@ -216,6 +215,6 @@ def test_what_is_no_bundle_is_an_error(data: bytes) -> None:
 def test_a_bundle_takes_the_smallest_that_are_proved_and_no_more_than_it_may() -> None:
     sizes = [LARGEST_BYTES + 1, *[LARGEST_BYTES] * (BUNDLE_BYTES // LARGEST_BYTES), 30, 20]
     marks = {f"s3://b/p{number:02}": {"size": size, "etag": "x"} for number, size in enumerate(sizes)}
-    assert select_bundled(marks) == [name for name in marks if name not in ("s3://b/p00", "s3://b/p64")]
+    assert IdxBundle.select(marks) == [name for name in marks if name not in ("s3://b/p00", "s3://b/p64")]
     weak = {"a": {"size": 1, "etag": 'W/"1"'}, "b": {"size": 1, "mtime": 5.0}, "c": {"size": 1, "generation": "7"}}
-    assert select_bundled(weak) == ["c"]
+    assert IdxBundle.select(weak) == ["c"]

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def write_run(folder: Path, **options: Any) -> str:
     sources = {"en": (400, 1), "code": (40, 2)}
     prefixes = [build_with_lineage(folder / name, *sizes, np.uint8) for name, sizes in sources.items()]
     for prefix in prefixes:
-        job = {"tokenizer": spec.to_json()}
+        job = {"tokenizer": asdict(spec)}
         Path(f"{prefix}.manifest.json").write_text(json.dumps({"binidx_manifest": 1, "job": job}))
     config = binidx.GPTDatasetConfig(
         random_seed=1, sequence_length=32, blend=(prefixes, [0.7, 0.3]), split="1,0,0", tokenizer=spec,

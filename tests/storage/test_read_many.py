@@ -169,15 +169,16 @@ def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
     with create_object(Location.of(uri)) as writer:
         writer.write(bytes(1000))
     (tmp_path / "a").write_bytes(bytes(1000))
-    before = stats.total()
+    before = stats.usage()
     cache = ChunkCache(RemoteObject(Location.of(uri)), chunk_bytes=100)
     cache.read([(0, 10), (500, 510)])
     cache.read([(0, 10), (500, 510)])
     LocalFile(tmp_path / "a").read([(0, 50)])
-    moved = stats.total() - before
+    moved = stats.usage_since(before)
     # The two chunks lie close enough for one request.
-    assert (moved.requests, moved.bytes_asked, moved.bytes_moved) == (1 + 1, 200 + 50, 600 + 50)
-    assert moved.seconds > 0
+    for reach, counts in {"remote": (1, 200, 600), "local": (1, 50, 50)}.items():
+        assert tuple(moved[f"{reach} {name}"] for name in ("requests", "bytes_asked", "bytes_moved")) == counts
+    assert moved["remote seconds"] > 0
 
 
 def test_a_scope_holds_in_the_threads_that_read() -> None:

@@ -15,7 +15,6 @@ from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
-from binidx.storage.stores.registry import open_store
 
 
 def used(**counts: float) -> dict[str, float]:
@@ -69,7 +68,7 @@ def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: s
 )
 def test_requests_cost_what_the_stores_ask(uri: str, dollars: float) -> None:
     before = stats.usage()
-    stats.ObjectStats(open_store(uri).prices()).add(requests=1_000_000)
+    stats.ObjectStats(Location(uri).store.prices()).add(requests=1_000_000)
     assert stats.usage_since(before)["dollars"] == pytest.approx(dollars)
 
 

@@ -32,11 +32,10 @@ from binidx.corpus.shuffle_buckets import BucketColumn, BucketRecords, Buckets, 
 from binidx.errors import FormatError
 from binidx.format.document_blocks import batch_by_size
 from binidx.jobs.parts import Values
-from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut, read_many
-from binidx.storage.requests.remote_object import object_identity, recorded_object
+from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.writing.publish import create_object
 
 HELD_BYTES = 1 << 30
@@ -154,10 +153,7 @@ def read_bucket(folder: Location, blocks: Sequence[Block], row: np.dtype[Any]) -
         FormatError: a block is damaged.
         ObjectChangedError: an object was replaced.
     """
-    readers = list[RangeReader]()
-    for block in blocks:
-        file = exchange_file(folder, block.name)
-        readers.append(open_stored(file, mmap=False, found=recorded_object(file.uri, block.identity)))
+    readers = [open_stored(exchange_file(folder, block.name), mmap=False, identity=block.identity) for block in blocks]
     bounds = ends_of(np.array([block.stop - block.start for block in blocks], np.int64))
     data, done = np.empty(bounds[-1], np.uint8), 0
     ranges = [

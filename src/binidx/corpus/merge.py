@@ -30,8 +30,8 @@ from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, 
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.index_columns import IndexColumns
 from binidx.format.sidecars.dataset_manifest import MANIFEST
-from binidx.format.source import joined_end
-from binidx.format.virtual import PARTS, format_parts
+from binidx.format.source import PairSource, VirtualSource
+from binidx.format.virtual import PARTS
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
@@ -164,7 +164,7 @@ def merge_tokens(
     of_datasets = OPENS.map(lambda dataset: dataset.source.pieces(dataset.check_size()), sources.datasets)
     pieces = list(itertools.chain.from_iterable(of_datasets))
     pairs = [pair for dataset in sources.datasets for pair in dataset.source.pairs]
-    pieces += joined_end(target.bin.uri, target.codec, pairs)
+    pieces += PairSource.joined_end(target.bin.uri, target.codec, pairs)
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
     return sum(piece.num_bytes for piece in pieces), join
 
@@ -215,8 +215,7 @@ def merge_virtually(
         for dataset, _ in zip(datasets, checked, strict=True):
             dataset.check_size()
             watch.advance(dataset.index.reader.size)
-    parts = [dataset.source.as_part(file.absolute) for dataset in datasets]
-    listed = format_parts(datasets[0].index.dtype.__name__, parts)
+    listed = VirtualSource.format_list(file, [dataset.source for dataset in datasets])
     existing = None if overwrite else read_small(file)
     if existing == listed:  # the last object of an earlier run
         watch.say(f"{file}: lists these datasets already")

@@ -17,9 +17,9 @@ from typing import Any
 
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import redacted
-from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
+from binidx.storage.open import codec_named
 from binidx.storage.ranges import cut
 
 LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
@@ -29,13 +29,14 @@ LEAST_BLOCKS = 8
 """Least blocks of a part that is made of blocks: a killed copy over 20 MB/s loses 3 s, at a record for each 64 MiB."""
 
 
+ALIGN_BYTES = codec_named("zstd").block_bytes
 MAX_BLOCKS = 10_000
 """Most blocks of an object: parts of an upload to S3."""
 
 
 def plan_blocks(size: int, block_bytes: int = 8 << 20) -> int:
     """Return the bytes of a block of an object: whole segments, and no more blocks than an upload has parts."""
-    return -(-max(block_bytes, 1, -(-size // MAX_BLOCKS)) // SEGMENT_BYTES) * SEGMENT_BYTES
+    return -(-max(block_bytes, 1, -(-size // MAX_BLOCKS)) // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def plan_ranges(size: int, block_bytes: int = 0) -> list[Range]:
@@ -45,7 +46,7 @@ def plan_ranges(size: int, block_bytes: int = 0) -> list[Range]:
         block_bytes: bytes of a block; parts are whole blocks, and as few as LEAST_BLOCKS. 0: they are whole segments.
     """
     least = min(LEAST_BYTES, LEAST_BLOCKS * block_bytes or LEAST_BYTES)
-    block_bytes = block_bytes or SEGMENT_BYTES
+    block_bytes = block_bytes or ALIGN_BYTES
     part_bytes = min(max(size // NUM_PARTS, least), MOST_BYTES)
     return cut((0, size), max(part_bytes // block_bytes, 1) * block_bytes) or [(0, 0)]
 

@@ -27,13 +27,12 @@ from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDatase
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import VirtualSource
 from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import make_recorded_parts
-from binidx.json_models import json_digest
+from binidx.json_models import JsonFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import stream
@@ -166,7 +165,7 @@ class VerifyPart:
     @property
     def name(self) -> str:
         """Digest of all that decides the finding."""
-        return json_digest([self.dataset.identity, self.start, self.stop, self.vocab_size, self.lineage])
+        return JsonFile.digest([self.dataset.identity, self.start, self.stop, self.vocab_size, self.lineage])
 
     def __str__(self) -> str:
         return f"{'documents' if self.lineage else 'bytes'} {self.start} to {self.stop} of {self.dataset.prefix}"
@@ -233,7 +232,7 @@ def _find_by_workers(
     dataset: WholeDataset, parts: list[VerifyPart], workers: Workers, records: Location | None, watch: ProgressWatcher
 ) -> list[Finding]:
     """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
-    first, digest = parts[0], json_digest([part.name for part in parts])
+    first, digest = parts[0], JsonFile.digest([part.name for part in parts])
     identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
     remote = dataset.source.prefix.local_path is None
     values = make_recorded_parts(
@@ -263,7 +262,7 @@ def _compare_hashes(
     documents = first, _ = part.start, part.stop
     compared, hashes = 0, np.empty(0, np.uint64)
     batches = dataset.hash_documents(plain, xxhash.xxh3_64, documents=documents)
-    for table in read_lineage(dataset.source, documents):
+    for table in dataset.source.lineage(documents):
         while len(hashes) < len(table):
             digests, num_bytes = next(batches)
             hashes = np.concatenate([hashes, np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)])

@@ -21,11 +21,11 @@ from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, warn_once
 from binidx.forks import cached_property
-from binidx.format.bin_file import BinWriter, remove_superseded
+from binidx.format.bin_file import BinWriter
 from binidx.format.document_blocks import batch_by_size
-from binidx.format.idx import idx_size
+from binidx.format.idx import SequenceIndex
 from binidx.format.index_columns import IndexColumns
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS
 from binidx.format.source import PairSource, open_source
 from binidx.format.virtual import PARTS, is_multimodal
@@ -33,7 +33,7 @@ from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import CODECS, codec_named, suffix_of
+from binidx.storage.open import codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
@@ -159,7 +159,7 @@ class SourceDatasets:
     def __init__(self, prefixes: Sequence[Location]) -> None:
         if not prefixes:
             raise ConfigError("merge: 0 datasets, needed at least one")
-        listed = list_pairs(prefixes)
+        listed = ListedPair.list_all(prefixes)
         self.options = prefixes[0].options
         self.datasets = OPENS.map(lambda prefix: WholeDataset(prefix, listed.get(prefix.uri)), prefixes)
 
@@ -172,7 +172,7 @@ class SourceDatasets:
 
     def check_unchanged(self) -> None:
         """Raise ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
-        listed = list_pairs([dataset.source.prefix for dataset in self.datasets])
+        listed = ListedPair.list_all([dataset.source.prefix for dataset in self.datasets])
         OPENS.map(lambda dataset: dataset.source.check_unchanged(listed.get(dataset.prefix)), self.datasets)
 
     def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
@@ -228,14 +228,9 @@ def common_manifest(target: Location, datasets: Sequence[WholeDataset]) -> dict[
     return {"job": job} if job else {}
 
 
-def bin_suffixes() -> list[str]:
-    """Return the suffixes of objects that hold tokens, of all codecs."""
-    return [f"bin{suffix}" for suffix in CODECS.names()]
-
-
 def object_suffixes() -> list[str]:
     """Return the suffixes of a dataset's objects in the order in which they are written: tokens first, index last."""
-    return [*bin_suffixes(), f"bin{SUMS}", "idx"]
+    return [*BinWriter.suffixes(), f"bin{SUMS}", "idx"]
 
 
 class DatasetTarget:
@@ -289,7 +284,7 @@ class DatasetTarget:
 
     def find_objects(self) -> list[str]:
         """Return the suffixes of the objects under the prefix, in the order in which readers look for them."""
-        suffixes = (*bin_suffixes(), "idx", PARTS[1:])
+        suffixes = (*BinWriter.suffixes(), "idx", PARTS[1:])
         return [suffix for suffix in suffixes if object_exists(self.file(suffix))]
 
     def size(self) -> int:
@@ -306,7 +301,7 @@ class DatasetTarget:
             ObjectExistsError: something else exists.
         """
         suffixes = self.find_objects()
-        if suffixes and not (resumed and suffixes[1:] == [] and suffixes[0] in bin_suffixes()):
+        if suffixes and not (resumed and suffixes[1:] == [] and suffixes[0] in BinWriter.suffixes()):
             raise ObjectExistsError(self.refusal)
 
     @property
@@ -331,7 +326,7 @@ class DatasetTarget:
             num_sequences, num_documents: counts of the dataset to write.
             multimodal: whether it has modes.
         """
-        size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
+        size = SequenceIndex.file_bytes(num_sequences, num_documents + 1) + num_sequences * multimodal
         if self.is_complete and object_identity(self.idx)["size"] != size:
             raise ObjectExistsError(self.refusal)
 
@@ -348,7 +343,7 @@ class DatasetTarget:
         The `.bin` in the form to write stays: publishing the new one replaces it.
         """
         delete_object(self.idx)
-        remove_superseded(self.bin)
+        BinWriter.remove_superseded(self.bin)
         for suffix in (PARTS, *SIDECARS):
             delete_object(self.prefix + suffix)
 

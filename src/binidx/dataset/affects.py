@@ -45,16 +45,6 @@ def words_of(option: Field[Any], *scopes: str) -> set[Word]:
     return {*option.metadata["words"], *(word for scope, word in scoped.items() if scope in (scopes or scoped))}
 
 
-def saved_fields(kind: type) -> list[Field[Any]]:
-    """Return the fields that the file of a run has."""
-    return [option for option in fields(kind) if option.init and option.metadata.get("saved", True)]
-
-
-def list_harmless(kind: type) -> list[str]:
-    """Return the names of the fields that affect neither the order nor the samples."""
-    return [name for name, option in described_fields(kind).items() if words_of(option) <= {"place", "start"}]
-
-
 def described_fields(kind: type) -> dict[str, Field[Any]]:
     """Return the fields with words by name, from the class that gave the words where a subclass has the field again."""
     bases = [base for base in reversed(kind.__mro__) if is_dataclass(base)]

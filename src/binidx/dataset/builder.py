@@ -6,7 +6,7 @@ import contextlib
 import operator
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from binidx.dataset.megatron.ordered_dataset import (
     request_order,
 )
 from binidx.dataset.megatron.own_methods import own_methods
-from binidx.dataset.pinned_run import indexed_datasets, open_pins
+from binidx.dataset.pinned_run import PinnedFile, open_pins
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.split_requests import WHOLE, Sizes, SplitGroup, SplitRequests, group_splits, request_splits
@@ -190,6 +190,34 @@ class BlendedMegatronDatasetBuilder:
         """Return an opener of the requests; `options` are further arguments of `Opener`."""
         return make_opener(self.config, context=BuildContext(warns=self.warns), **options)
 
+    @staticmethod
+    def open_counted(
+        cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split
+    ) -> tuple[dict[str, Any], int]:
+        """Open the low-level datasets of a blend concurrently, and count the tokens of a split.
+
+        Args:
+            cls: kind of dataset, whose `build_low_level_dataset` opens them.
+            config: options of the run, with a blend.
+            split: the split.
+
+        Returns:
+            Prefix -> dataset; and the number of tokens, those of a prefix that repeats several times.
+        """
+        prefixes, _ = config.blend or ([], None)
+        distinct, bookends = [*dict.fromkeys(prefixes)], (config.split_matrix or [])[split.value] or (0.0, 0.0)
+        locations = [Location(prefix, config.storage_options) for prefix in distinct]
+        with open_pins(config) as pins:
+            listed = list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {})
+
+            def open_one(prefix: str) -> Any:
+                with building(BuildContext(listed=listed)):
+                    return cls.build_low_level_dataset(prefix, config)
+
+            opened = dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
+        counts = {prefix: each.index.tokens_of(split_range(bookends, len(each))) for prefix, each in opened.items()}
+        return opened, sum(counts[prefix] for prefix in prefixes)
+
     def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
@@ -205,7 +233,7 @@ class BlendedMegatronDatasetBuilder:
                 for split, dataset in self._build_group(chosen, context, pairs).items() if chosen.splits else ():
                     built[split.value] = dataset
             if pins:
-                pins.check_indices(indexed_datasets(built))
+                pins.check_indices(PinnedFile.list_indexed(built))
         if self.stages is not None:
             with building(context):
                 built[Split.train.value] = StagedBlendedDataset(self.cls, self.stages, self.config)
@@ -306,28 +334,6 @@ class BlendedMegatronDatasetBuilder:
 def _choose(matrix: SplitMatrix, splits: Collection[Split]) -> SplitMatrix:
     """Return a split matrix with None for the splits that are not to be built."""
     return [bookends if split in splits else None for split, bookends in zip(Split, matrix, strict=True)]
-
-
-def open_low_level_datasets(
-    cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, prefixes: Iterable[str]
-) -> dict[str, Any]:
-    """Open the low-level datasets of prefixes concurrently; return prefix -> dataset.
-
-    Args:
-        cls: kind of dataset, whose `build_low_level_dataset` opens them.
-        config: options of the run.
-        prefixes: paths or URIs; one that repeats is opened once.
-    """
-    distinct, build = [*dict.fromkeys(prefixes)], cls.build_low_level_dataset
-    locations = [Location(prefix, config.storage_options) for prefix in distinct]
-    with open_pins(config) as pins:
-        listed = list_pairs_with_bundle(locations, idx_bundle(config), pins.pairs if pins else {})
-
-        def open_one(prefix: str) -> Any:
-            with building(BuildContext(listed=listed)):
-                return build(prefix, config)
-
-        return dict(zip(distinct, OPENS.map(open_one, distinct), strict=True))
 
 
 def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:

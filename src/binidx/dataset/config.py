@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.affects import affects
+from binidx.dataset.affects import affects, described_fields, words_of
 from binidx.dataset.blend_arguments import Blend, is_sequence_of, parse_blend
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
@@ -241,6 +241,11 @@ class BlendedMegatronDatasetConfig:
         given = [f"{name}={value!r}" for name, value in shown.items() if repr(value) != defaults[name]]
         return redacted_text(f"{type(self).__name__}({', '.join(given)})")
 
+    @classmethod
+    def harmless_options(cls) -> list[str]:
+        """Return the names of the fields that affect neither the order nor the samples."""
+        return [name for name, option in described_fields(cls).items() if words_of(option) <= {"place", "start"}]
+
     @property
     def prefixes(self) -> set[str]:
         """The prefixes of the blends of all splits."""
@@ -291,9 +296,6 @@ def did_you_mean_option(name: str, known: Sequence[str], other: str) -> str:
     near = [each for each in known if each.endswith(f"_{name}")] or difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else other
 
-
-MASK_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-"""Options of a GPT config that need the EOD, off by default; Megatron Core's config has no default for them."""
 
 HOW_TO_GIVE = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
 
@@ -360,6 +362,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             {"kind": "view", "documents": "s3://corpus/drop.txt"}.
 
     Attributes:
+        EOD_FLAGS: options that may need the EOD, off by default; Megatron Core's config has no default for them.
         token_dtype_code: Megatron's guess of the dtype from the vocabulary, 4 for int32, 8 for uint16, None without a
             vocabulary. Not used: the header of each `.idx` has the dtype, and the guess can be wrong.
 
@@ -373,6 +376,10 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
     Source: Megatron Core, `GPTDatasetConfig`.
     """
+
+    EOD_FLAGS: ClassVar = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+    moves_text: ClassVar[bool] = False
+    """True for samples that have other tokens than the order says, as those of fill in the middle."""
 
     reset_position_ids: bool | None = field(default=False, metadata=affects("samples"))
     reset_attention_mask: bool | None = field(default=False, metadata=affects("samples"))
@@ -396,7 +403,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.order = None if self.order is None else parse_order(self.order)
-        check_given(self, "a GPT dataset", "tokenizer", *MASK_FLAGS)
+        check_given(self, "a GPT dataset", "tokenizer", *self.EOD_FLAGS)
         if isinstance(self.tokenizer, str | os.PathLike):
             raise ConfigError(f"tokenizer: found {self.tokenizer!r}, needs binidx.describe_tokenizer of it")
         for name in ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"):
@@ -404,6 +411,23 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 raise ConfigError(f"{name}: mock chats are not supported; give a file of chats")
         vocabulary = getattr(self.tokenizer, "vocab_size", None)
         self.token_dtype_code = None if vocabulary is None else 4 if vocabulary > 2**16 else 8
+
+    @property
+    def restarts_after_eod(self) -> bool:
+        """True if positions, or attention, start again after each EOD."""
+        resets_mask = self.create_attention_mask and self.reset_attention_mask
+        return not self.inter_document_masking and bool(self.reset_position_ids or resets_mask)
+
+    @property
+    def needs_eod(self) -> bool:
+        """True if the samples depend on the EOD."""
+        return bool(self.eod_mask_loss) or self.restarts_after_eod
+
+    def check_bakeable(self) -> None:
+        """Raise ConfigError for samples that depend on the bounds of documents: a bake stores each as one sequence."""
+        if self.inter_document_masking:
+            problem = "found True, a baked run has no bounds of documents; train unbaked"
+            raise ConfigError(f"inter_document_masking: {problem}")
 
     @property
     def padding_multiple(self) -> int:

@@ -42,7 +42,6 @@ from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
 from binidx.index.cache.index_cache import library_version
-from binidx.index.cache.index_files import recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields, parse_checked
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUMS
@@ -169,6 +168,47 @@ class PinnedFile:
         data = PINNED_FILE.encode({**values, "xxh3_64": checksum_fields(values)}, indent=1, sort_keys=True)
         write_object(self.location, [data], durable=False)
 
+    @staticmethod
+    def pin(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> str | None:
+        """Write the pinned file of a config, of its opened datasets; return its URI.
+
+        If there is nothing to pin, delete the file, and return None. Digests of indices of other runs over the same
+        objects stay in the file.
+
+        Args:
+            config: options of the run.
+            datasets: all datasets of the run, with blends.
+        """
+        file, indexed = PinnedFile.of(config), [*datasets]
+        if file is None:
+            return None
+        parts = [part for dataset in indexed if isinstance(dataset, OrderedDataset) for part in dataset.parts]
+        opened = {part.dataset_path: part.dataset for part in parts if isinstance(part.dataset, IndexedDataset)}
+        names = [prefix for prefix in sorted(file.prefixes) if prefix in opened]
+        found = zip(names, OPENS.map(lambda prefix: _pin_pair(opened[prefix]), names), strict=True)
+        pairs = {prefix: pair for prefix, pair in found if pair is not None}
+        if not pairs:
+            delete_object(file.location)
+            return None
+        before: tuple[PinnedRun | None, Fields] = None, {}
+        with contextlib.suppress(FormatError):
+            before = file.read() or before
+        old, unknown = before
+        kept = old.indices if old and old.pairs == pairs and old.algorithm == ALGORITHM else {}
+        run = PinnedRun(library_version(), ALGORITHM, pairs, {**kept, **collect_digests(indexed)})
+        if run != old:
+            file.write(run, unknown)
+        return file.location.uri
+
+    @staticmethod
+    def list_indexed(built: Iterable[Any]) -> Iterator[Any]:
+        """Yield the datasets with an index, split by split; the blend of a split comes first."""
+        for split in built:
+            for dataset in split if isinstance(split, list) else [split]:
+                if dataset is not None:
+                    yield dataset
+                yield from dataset.datasets if isinstance(dataset, BlendedDataset) else ()
+
 
 @dataclass(frozen=True)
 class Pins:
@@ -193,13 +233,6 @@ class Pins:
 
         sums = None if pair.sums is None else found(f".bin{SUMS}", pair.sums)
         return ListedPair(found(".idx", pair.idx), found(pair.tokens, pair.bin), sums, remedy=self.file.remedy)
-
-    def check_version(self) -> None:
-        """Raise FormatError if this version of the library builds other indices than those that are pinned."""
-        if self.run.algorithm != ALGORITHM:
-            found = f"found algorithm {self.run.algorithm} of binidx {self.run.library or 'from its source'}"
-            ours = f"this binidx {library_version()} needs {ALGORITHM}"
-            raise FormatError(f"{self.file.location}: of another version ({found}, {ours}); {self.file.remedy}")
 
     def check_objects(self) -> None:
         """Raise ObjectChangedError if pinned objects have other versions now, or are gone."""
@@ -256,44 +289,15 @@ def open_pins(config: BlendedMegatronDatasetConfig, opened: Collection[str] = ()
     if unknown:
         names = ", ".join(sorted(unknown))
         logger.warning("%s: unknown fields %s, of a later version, are ignored", file.location, names)
+    if run.algorithm != ALGORITHM:
+        found_there = f"found algorithm {run.algorithm} of binidx {run.library or 'from its source'}"
+        ours = f"this binidx {library_version()} needs {ALGORITHM}"
+        raise FormatError(f"{file.location}: of another version ({found_there}, {ours}); {file.remedy}")
     pins = Pins(file, run)
-    pins.check_version()
     pending = OPENS.submit(pins.check_objects) if is_first_rank() else None
     yield pins
     if pending is not None:
         pending.result()
-
-
-def pin_run(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> str | None:
-    """Write the pinned file of a config, of its opened datasets; return its URI.
-
-    If there is nothing to pin, delete the file, and return None. Digests of indices of other runs over the same objects
-    stay in the file.
-
-    Args:
-        config: options of the run.
-        datasets: all datasets of the run, with blends.
-    """
-    file, indexed = PinnedFile.of(config), [*datasets]
-    if file is None:
-        return None
-    parts = [part for dataset in indexed if isinstance(dataset, OrderedDataset) for part in dataset.parts]
-    opened = {part.dataset_path: part.dataset for part in parts if isinstance(part.dataset, IndexedDataset)}
-    names = [prefix for prefix in sorted(file.prefixes) if prefix in opened]
-    found = zip(names, OPENS.map(lambda prefix: _pin_pair(opened[prefix]), names), strict=True)
-    pairs = {prefix: pair for prefix, pair in found if pair is not None}
-    if not pairs:
-        delete_object(file.location)
-        return None
-    before: tuple[PinnedRun | None, Fields] = None, {}
-    with contextlib.suppress(FormatError):
-        before = file.read() or before
-    old, unknown = before
-    kept = old.indices if old and old.pairs == pairs and old.algorithm == ALGORITHM else {}
-    run = PinnedRun(library_version(), ALGORITHM, pairs, {**kept, **collect_digests(indexed)})
-    if run != old:
-        file.write(run, unknown)
-    return file.location.uri
 
 
 def _pin_pair(dataset: IndexedDataset) -> PinnedPair | None:
@@ -312,19 +316,4 @@ def _pin_pair(dataset: IndexedDataset) -> PinnedPair | None:
 def collect_digests(datasets: Iterable[Any]) -> dict[str, dict[str, str]]:
     """Return, by name of the index, the XXH3 of the arrays of each index that was loaded or kept."""
     indexed = (dataset for dataset in datasets if isinstance(dataset, OrderedDataset))
-    return {name_index(dataset): dict(dataset.index_digests) for dataset in indexed if dataset.index_digests}
-
-
-def indexed_datasets(built: Iterable[Any]) -> Iterator[Any]:
-    """Yield the datasets with an index, split by split; the blend of a split comes first."""
-    for split in built:
-        for dataset in split if isinstance(split, list) else [split]:
-            if dataset is not None:
-                yield dataset
-            yield from dataset.datasets if isinstance(dataset, BlendedDataset) else ()
-
-
-def name_index(dataset: Any) -> str:
-    """Return the name of the index of a dataset in a cache: `{hash}-{class}-{split}`."""
-    split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
-    return f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}"
+    return {dataset.index_name: dict(dataset.index_digests) for dataset in indexed if dataset.index_digests}

@@ -24,7 +24,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any
 
@@ -238,13 +238,9 @@ def _list_options(config: Any) -> dict[str, Any]:
     known = described_fields(type(config))
     names = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
     tokenizer = {name: find_token(config.tokenizer, name) for name in TOKENIZER_FIELDS}
-    options = {name: getattr(config, name) for name in names if name not in known or is_compared(known[name])}
+    lacking = {*IN_THE_ORDER, *(name for name in known if not words_of(known[name]) <= {"order", "samples"})}
+    options = {name: getattr(config, name) for name in names if name not in lacking}
     return {**options, "tokenizer": {name: value for name, value in tokenizer.items() if value is not None}}
-
-
-def is_compared(option: Field[Any]) -> bool:
-    """Return whether ranks compare a field: it affects the order or the samples, and names no place or way to read."""
-    return words_of(option) <= {"order", "samples"} and option.name not in IN_THE_ORDER
 
 
 def _describe_object(thing: Any) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
-from binidx.format.idx import CheckedIndex, open_index
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
@@ -26,7 +25,6 @@ from binidx.run.provenance.accounts import account
 from binidx.run.run_file import Run, is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
-from binidx.storage.ranged_arrays import open_cached_in_blocks
 from binidx.storage.requests.remote_object import object_exists
 
 DIGEST_LENGTH = 16
@@ -177,11 +175,9 @@ class Explored:
 
 def _open_in_ranges(prefix: Location) -> IndexedDataset:
     """Return a dataset of whose index parts are read as needed, and not checked; a virtual merge is opened whole."""
-    idx, options = prefix + ".idx", prefix.options
-    if not object_exists(idx):
-        return IndexedDataset(prefix.uri, storage_options=options)
-    count = len(open_index(open_cached_in_blocks(idx), idx.uri))
-    return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
+    if not object_exists(prefix + ".idx"):
+        return IndexedDataset(prefix.uri, storage_options=prefix.options)
+    return IndexedDataset.open_unchecked(prefix)
 
 
 PACKED_BINS = 24

@@ -229,20 +229,6 @@ def _find_remote(tokens: Location, verify: bool | None) -> _StoredBin:
     return _StoredBin(plain, sums=found_sums.reader if found_sums else None)
 
 
-def remove_superseded(location: Location) -> None:
-    """Delete the objects that become invalid when one is written: other forms of its tokens, and checksums.
-
-    Args:
-        location: of a `.bin`, compressed or not, or of an object of any other name.
-    """
-    prefix, forms = strip_bin_suffix(location.uri), [location + SUMS]
-    if prefix != location.uri:
-        forms = [Location(f"{prefix}.bin{suffix}", location.options) for suffix in (*CODECS.names(), SUMS)]
-    for form in forms:
-        if form.uri != location.uri:
-            delete_object(form)
-
-
 def strip_bin_suffix(uri: str) -> str:
     """Return the prefix of a `.bin`, compressed or not; an object of any other name is its own prefix."""
     return uri.removesuffix(suffix_of(codec_of(uri))).removesuffix(".bin")
@@ -324,4 +310,22 @@ class BinWriter:
     def _remove_obsolete(self) -> None:
         for location in self.obsolete:
             delete_object(location)
-        remove_superseded(self.location)
+        self.remove_superseded(self.location)
+
+    @staticmethod
+    def suffixes() -> list[str]:
+        """Return the suffixes of objects that hold tokens, of all codecs."""
+        return [f"bin{suffix}" for suffix in CODECS.names()]
+
+    @staticmethod
+    def remove_superseded(location: Location) -> None:
+        """Delete the objects that become invalid when one is written: other forms of its tokens, and checksums.
+
+        Args:
+            location: of a `.bin`, compressed or not, or of an object of any other name.
+        """
+        prefix, forms = strip_bin_suffix(location.uri), [location.uri + SUMS]
+        if prefix != location.uri:
+            forms = [f"{prefix}.{suffix}" for suffix in (*BinWriter.suffixes(), f"bin{SUMS}")]
+        for uri in filter(location.uri.__ne__, forms):
+            delete_object(Location(uri, location.options))

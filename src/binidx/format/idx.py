@@ -207,7 +207,7 @@ class IdxLayout:
         if num_bounds < 1:
             raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
         # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
-        text = idx_size(num_sequences, num_bounds)
+        text = SequenceIndex.file_bytes(num_sequences, num_bounds)
         counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
         if multimodal and size == text != text + num_sequences:
             raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
@@ -238,11 +238,6 @@ def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds:
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
-def idx_size(num_sequences: int, num_document_bounds: int) -> int:
-    """Return the bytes of an `.idx` without modes; with modes it has `num_sequences` more."""
-    return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
-
-
 @dataclass(frozen=True, eq=False)
 class SequenceIndex:
     """Contents of an `.idx`. Each column is an array in memory, a view of a map, or a `RangedArray`.
@@ -270,6 +265,11 @@ class SequenceIndex:
     documents_are_sequences: bool = False
     uri: str = ""
     reader: RangeReader = NO_BYTES
+
+    @staticmethod
+    def file_bytes(num_sequences: int, num_document_bounds: int) -> int:
+        """Return the bytes of an `.idx` without modes; with modes it has `num_sequences` more."""
+        return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
@@ -437,12 +437,12 @@ class CheckedIndex:
     """Facts about an `.idx` that was fully checked before.
 
     Attributes:
-        num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
+        num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`; None: any number.
         documents_are_sequences: whether each document is known to be one sequence.
         found: the checked version of the `.idx` in its store; None: open whatever has its name now.
     """
 
-    num_sequences: int
+    num_sequences: int | None
     digest: str
     documents_are_sequences: bool
     found: Found | None
@@ -470,7 +470,7 @@ def open_index(
         ends = [RangedArray(reader, at, kind, (count,)).range(count - 1, count) for at, kind, _ in places]
     header, *values = stored_reader(reader).read([(0, min(HEADER.size, reader.size)), *ends])
     layout = IdxLayout.parse(header, reader.size, uri=uri)
-    if checked and layout.num_sequences != checked.num_sequences:
+    if checked and checked.num_sequences not in (None, layout.num_sequences):
         raise FormatError(f"{uri}: {layout.num_sequences} sequences, needed {checked.num_sequences}")
     length, pointer = (int.from_bytes(value, "little", signed=True) for value in values) if values else (0, 0)
     num_tokens = length + pointer // np.dtype(layout.dtype).itemsize if values else None

@@ -114,6 +114,12 @@ class IndexedDataset(SequencesInFiles):
         self._check_marks(marks)
         vars(self).update(made, _opened=opened, dtype=little_endian(index.dtype), index=index)
 
+    @classmethod
+    def open_unchecked(cls, prefix: Location) -> IndexedDataset:
+        """Open a pair, of whose index parts are read as needed, and not checked."""
+        checked = CheckedIndex(None, "", documents_are_sequences=False, found=None)
+        return cls(prefix.uri, storage_options=prefix.options, checked=checked)
+
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Any:
         """Return one sequence, or the sequences of a slice; in a multimodal dataset a pair with their modes.
 

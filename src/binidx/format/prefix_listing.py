@@ -42,13 +42,14 @@ import contextlib
 import json
 import logging
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -60,8 +61,8 @@ from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUMS
 from binidx.storage.location import Location, hash_uris
 from binidx.storage.open import add_disk_cache, open_if_exists, read_whole
-from binidx.storage.requests.remote_object import PAGE_KEYS, Found, RemoteObject, list_objects
-from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.requests.remote_object import NAMES_AT_ONCE, PAGE_KEYS, Found, RemoteObject, list_objects
+from binidx.storage.store_protocols import ListableStore, ObjectInfo
 from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import write_object
@@ -113,6 +114,31 @@ class ListedPair:
     remedy: str = ""
     prefix: Location | None = None
 
+    @staticmethod
+    def list_all(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
+        """List the folders of the prefixes twice; return, by URI, the pairs that are the same in both listings.
+
+        Args:
+            prefixes: all with the same options.
+        """
+
+        def list_twice(folder: list[Location]) -> dict[str, ListedPair]:
+            before = list_folder(folder)
+            after = None if before is None else list_folder(folder)
+            return {} if before is None or after is None else _unchanged_pairs(map(str, folder), before, after)
+
+        listed = OPENS.map(list_twice, group_prefixes(prefixes))
+        return {prefix: pair for folder in listed for prefix, pair in folder.items()}
+
+    @staticmethod
+    def count_lists(prefixes: Sequence[Location]) -> Counter[str]:
+        """Return the number of list requests by which `list_all` lists prefixes, by place; other prefixes have none."""
+        counts = Counter[str]()
+        for group in group_prefixes(prefixes):
+            if isinstance(group[0].store, ListableStore):
+                counts[group[0].place] += 2 * ceil(2 * len(group) / NAMES_AT_ONCE)
+        return counts
+
     @property
     def identity(self) -> Identity:
         """Identity of the `.idx`."""
@@ -144,18 +170,6 @@ class BundledFiles:
             return None
         data = self.files[first : first + size]
         return data if len(data) == identity["size"] and xxhash.xxh3_64_hexdigest(data) == checksum else None
-
-
-def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
-    """Return the prefixes whose `.idx` belongs in a bundle: the smallest with an ETag or the like, up to its limits."""
-    fit = [(int(identity["size"]), prefix) for prefix, identity in identities.items() if proves_content(identity)]
-    chosen, total = [], 0
-    for size, prefix in sorted(fit):
-        total += size
-        if size > LARGEST_BYTES or total > BUNDLE_BYTES:
-            break
-        chosen.append(prefix)
-    return sorted(chosen)
 
 
 def is_index(data: memoryview, prefix: str) -> bool:
@@ -206,10 +220,15 @@ class IdxBundle:
     Args:
         directory: created if the store has directories.
         writable: whether this process may write it.
+
+    Attributes:
+        LEAST: fewest prefixes for which there is one.
     """
 
     directory: Location
     writable: bool = True
+
+    LEAST: ClassVar[int] = MIN_LISTED_PREFIXES
 
     def read(self, prefixes: Sequence[str]) -> BundledFiles | None:
         """Return the bundle of the prefixes; None if there is no valid one, with the reason in the log."""
@@ -230,7 +249,7 @@ class IdxBundle:
                 left out.
         """
         files = {name: file for name, file in files.items() if name not in missing or is_index(file[1], name)}
-        chosen = select_bundled({prefix: identity for prefix, (identity, _) in files.items()})
+        chosen = IdxBundle.select({prefix: identity for prefix, (identity, _) in files.items()})
         if not {*missing} & {*chosen}:
             return
         file = self.file(prefixes)
@@ -242,11 +261,23 @@ class IdxBundle:
     def file(self, prefixes: Sequence[str]) -> Location:
         return self.directory / f"{hash_uris(prefixes)}-binidx-idx.bundle"
 
+    @staticmethod
+    def select(identities: Mapping[str, Identity]) -> list[str]:
+        """Return the prefixes whose `.idx` belongs in a bundle: the smallest with an ETag or generation."""
+        fit = [(int(identity["size"]), prefix) for prefix, identity in identities.items() if proves_content(identity)]
+        chosen, total = [], 0
+        for size, prefix in sorted(fit):
+            total += size
+            if size > LARGEST_BYTES or total > BUNDLE_BYTES:
+                break
+            chosen.append(prefix)
+        return sorted(chosen)
+
 
 def list_pairs_with_bundle(
     prefixes: Sequence[Location], bundle: IdxBundle | None, pinned: Mapping[str, ListedPair] = MappingProxyType({})
 ) -> dict[str, ListedPair]:
-    """Return pinned pairs, and `list_pairs` of other prefixes, with the bytes of their small `.idx` files.
+    """Return pinned pairs, and `ListedPair.list_all` of other prefixes, with the bytes of their small `.idx` files.
 
     Args:
         bundle: has the bytes, and is rewritten if it lacks some; None: small files are read together.
@@ -254,7 +285,7 @@ def list_pairs_with_bundle(
     """
     names = [prefix.uri for prefix in prefixes]
     pending = OPENS.submit(partial(bundle.read, names)) if bundle and len(names) >= MIN_LISTED_PREFIXES else None
-    pairs = list_pairs([prefix for prefix in prefixes if prefix.uri not in pinned])
+    pairs = ListedPair.list_all([prefix for prefix in prefixes if prefix.uri not in pinned])
     pairs |= {name: pinned[name] for name in names if name in pinned}
     firsts: dict[str, Location] = {}
     known = [prefix for prefix in prefixes if prefix.uri in pairs]
@@ -286,7 +317,7 @@ def read_together(
     Returns:
         By URI of the prefix, the bytes of its `.idx`.
     """
-    chosen = select_bundled({uri: info.identity for uri, info in infos.items()})
+    chosen = IdxBundle.select({uri: info.identity for uri, info in infos.items()})
     if len(chosen) < least:
         return {}
     readers = [RemoteObject(locations[uri] + ".idx", info=infos[uri]) for uri in chosen]
@@ -300,22 +331,6 @@ def read_together(
         logger.info("%s: %d .idx not read at once, each is opened alone: %s", folder, len(chosen), error)
         return {}
     return {uri: data[stop - size : stop] for uri, size, stop in zip(chosen, sizes, accumulate(sizes), strict=True)}
-
-
-def list_pairs(prefixes: Sequence[Location]) -> dict[str, ListedPair]:
-    """List the folders of the prefixes twice; return, by URI, the pairs that are the same in both listings.
-
-    Args:
-        prefixes: all with the same options.
-    """
-
-    def list_twice(folder: list[Location]) -> dict[str, ListedPair]:
-        before = list_folder(folder)
-        after = None if before is None else list_folder(folder)
-        return {} if before is None or after is None else _unchanged_pairs(map(str, folder), before, after)
-
-    listed = OPENS.map(list_twice, group_prefixes(prefixes))
-    return {prefix: pair for folder in listed for prefix, pair in folder.items()}
 
 
 def list_folder(prefixes: Sequence[Location]) -> dict[str, ObjectInfo] | None:

@@ -12,7 +12,7 @@ A command on a virtual merge therefore writes, byte for byte, what it writes for
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -21,15 +21,15 @@ import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError, warn_once
 from binidx.forks import cached_property
-from binidx.format.bin_file import Report, check_bin_size, compares_sums, look_up_bin
+from binidx.format.bin_file import Report, check_bin_size, compares_sums, look_up_bin, require_sums
 from binidx.format.idx import SequenceIndex, open_index
 from binidx.format.prefix_advice import did_you_mean
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.sidecars.dataset_manifest import MANIFEST, DatasetCounts, check_counts, read_manifest
-from binidx.format.virtual import VirtualPart, VirtualParts, join_indices, pair_or_parts, relative_part
+from binidx.format.virtual import VirtualPart, VirtualParts, format_parts, join_indices, pair_or_parts, relative_part
 from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUMS
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of, layered, open_object, open_stored
 from binidx.storage.ranges import as_block_reader
@@ -71,10 +71,15 @@ class DatasetFiles:
         """Raise ObjectChangedError unless this is the version with these identities, which was opened earlier."""
         check_pair(self.prefix, earlier, self.opened, "it was opened", "run it again")
 
-    def as_part(self, uri: str) -> VirtualPart:
-        """Return the pair as a part of the virtual merge whose list has this absolute URI."""
-        prefix, index = relative_part(uri, self.prefix.uri), self.index
-        return VirtualPart(prefix, index.num_sequences, index.num_tokens, self.opened["idx"], self.opened["bin"])
+    def lineage(self, documents: Range | None = None) -> Iterator[Any]:
+        """Yield tables of the origins of documents: see `sidecars.lineage.read_lineage`."""
+        from binidx.format.sidecars.lineage import read_lineage  # which needs pyarrow
+
+        return read_lineage(self.prefix, self.index.num_documents, documents)
+
+    def require_sums(self) -> None:
+        """Raise ObjectNotFoundError if the settings require checksums, and a plain `.bin` has none."""
+        require_sums(self.bin, self.codec, self.sums is not None)
 
     @property
     def idx_bytes(self) -> int:
@@ -211,7 +216,7 @@ class PairSource(DatasetFiles):
             mmap: whether a local file is mapped; its pages then count as memory of this process.
         """
         sums = None if self.sums is None else open_stored(self.sums, found=self._found.sums)
-        tokens = open_stored(self.bin, mmap=mmap, found=recorded_object(self.bin.uri, self.opened["bin"]))
+        tokens = open_stored(self.bin, mmap=mmap, identity=self.opened["bin"])
         return layered(tokens, self.bin, sums=sums, cache=False)
 
     def open_plain(self, *, mmap: bool = True) -> RangeReader:
@@ -249,6 +254,22 @@ class PairSource(DatasetFiles):
             raise FormatError(f"{self.bin}: has bytes after its last token, needed none; binidx convert --plain first")
         reader = self.open_stored()
         return [SourcePiece(reader, *where) for where in joining.pieces(self.plain)]
+
+    @staticmethod
+    def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:
+        """Return the end of an object that joins the stored pieces of several pairs, such as a zstd seek table.
+
+        Args:
+            uri: URI of the joined object, for error messages.
+            codec: codec of the joined object and of all pairs.
+            pairs: pairs whose stored pieces the object contains, in its order.
+
+        Returns:
+            A list with one piece in memory, which follows the pieces of all pairs; [] if the codec does not join stored
+            objects ("raw").
+        """
+        joining = codec_named(codec).joining
+        return [SourcePiece.of_bytes(uri, joining.end([pair.plain for pair in pairs]))] if joining else []
 
 
 class VirtualSource(DatasetFiles):
@@ -331,7 +352,7 @@ class VirtualSource(DatasetFiles):
         """Open the `.bin`, or `.bin.zst`, that a merge would write."""
         if self.codec == "raw":
             return self.open_plain()
-        pieces = [*self.pieces(sum(self._num_bytes)), *joined_end(self.bin.uri, self.codec, self.pairs)]
+        pieces = [*self.pieces(sum(self._num_bytes)), *PairSource.joined_end(self.bin.uri, self.codec, self.pairs)]
         readers, sizes = [piece.reader for piece in pieces], [piece.num_bytes for piece in pieces]
         return JoinedReader(self.bin.uri, readers, sizes, starts=[piece.start for piece in pieces])
 
@@ -351,6 +372,15 @@ class VirtualSource(DatasetFiles):
         some = [(part, count) for part, count in both if count or part.codec != "raw"]
         pieces = OPENS.map(lambda part: part[0].pieces(part[1]), some)
         return list(chain.from_iterable(pieces))
+
+    @staticmethod
+    def format_list(file: Location, parts: Sequence[DatasetFiles]) -> bytes:
+        """Return the bytes of the `.parts.json` at this absolute location that lists these pairs."""
+        listed = []
+        for part in parts:
+            prefix, index = relative_part(file.absolute, part.prefix.uri), part.index
+            listed.append(VirtualPart(prefix, len(index), index.num_tokens, part.opened["idx"], part.opened["bin"]))
+        return format_parts(parts[0].index.dtype.__name__, listed)
 
 
 def open_source(
@@ -383,19 +413,3 @@ def look_up_pair(prefix: Location) -> ListedPair:
     is_plain = codec_of(tokens.info.uri) == "raw"
     sums = find_object(prefix + f".bin{SUMS}", refused_is_absent=False) if is_plain else None
     return ListedPair(Found(head(prefix + ".idx", prefix.settings)), tokens, sums)
-
-
-def joined_end(uri: str, codec: str, pairs: Sequence[PairSource]) -> list[SourcePiece]:
-    """Return the end of an object that joins the stored pieces of several pairs, such as a zstd seek table.
-
-    Args:
-        uri: URI of the joined object, for error messages.
-        codec: codec of the joined object and of all pairs.
-        pairs: pairs whose stored pieces the object contains, in its order.
-
-    Returns:
-        A list with one piece in memory, which follows the pieces of all pairs; [] if the codec does not join stored
-        objects ("raw").
-    """
-    joining = codec_named(codec).joining
-    return [SourcePiece.of_bytes(uri, joining.end([pair.plain for pair in pairs]))] if joining else []

@@ -35,7 +35,7 @@ import xxhash
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.forks import cached_property
 from binidx.format.idx import DType, IdxLayout, SequenceIndex, format_idx_header
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
 from binidx.json_models import Count, JsonFile, tolerate_all
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.interfaces import Range, RangeReader
@@ -103,8 +103,8 @@ class VirtualParts:
         return [named_location(resolve_part(self.location.uri, part.prefix), self.location) for part in self.parts]
 
     def list_pairs(self) -> dict[str, ListedPair]:
-        """Return `prefix_listing.list_pairs` of the parts that have the same storage options as the `.parts.json`."""
-        return list_pairs([prefix for prefix in self.prefixes if prefix.options is self.location.options])
+        """Return `ListedPair.list_all` of the parts that have the same storage options as the `.parts.json`."""
+        return ListedPair.list_all([prefix for prefix in self.prefixes if prefix.options is self.location.options])
 
     def open_each(self, open_part: Callable[[Location, ListedPair | None], Opened]) -> list[Opened]:
         """Return `open_part(prefix, listed)` of each part, all at the same time."""

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_files import Arrays
-from binidx.index.cache.manifest import get_origin
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.packing import ARRAYS, Pack, build_packed_index
 from binidx.native.mappings import best_fit, first_fit
 from binidx.native.permutations import RandomState
@@ -108,36 +105,6 @@ class PackedOrder(SourceOrder):
         return find_positions(self.index.shuffle_index, samples)
 
 
-def load_or_build_packed_index(pack: Pack, parameters: GPTParameters, source: Source, options: IndexOptions) -> Arrays:
-    """Load pieces, bounds and shuffle_index from the cache, or build them; not cached if that is faster.
-
-    Args:
-        pack: rule of the packing.
-        parameters: options of the order.
-        source: the sequences, one document each.
-        options: of the cache and the build.
-    """
-
-    def fill(writer: ArrayWriter) -> None:
-        build_packed_index(
-            pack,
-            writer,
-            source.dataset.sequence_lengths,
-            source.sequences,
-            parameters.sequence_length,
-            parameters.num_samples,
-            RandomState(parameters.random_seed),
-            extra=int(parameters.add_extra_token),
-        )
-
-    dataset, is_small = source.dataset, len(source.sequences) <= SMALL
-    if not isinstance(dataset, IndexedDataset) or (is_small and not options.opener.cache_small):
-        return build_in_memory(fill)
-    fingerprint = {**parameters.fingerprint(source.sequences), "num_samples": parameters.num_samples}
-    cache = options.cache(origin=get_origin(dataset))
-    return cache.load_or_build(options.name.description, fingerprint, ARRAYS, fill)
-
-
 PACKINGS: dict[str, Pack] = {"best_fit": best_fit, "first_fit": first_fit}
 """Name of a packing -> its rule."""
 
@@ -162,8 +129,24 @@ class PackRule:
         return {"packing": self.packing} if self.is_option else {}
 
     def open(self, source: Source, options: IndexOptions) -> PackedOrder:
-        arrays = load_or_build_packed_index(PACKINGS[self.packing], self.parameters, source, options)
-        return PackedOrder(self.parameters, source, arrays, ends_documents=self.is_option)
+        parameters, dataset, documents = self.parameters, source.dataset, source.sequences
+
+        def fill(writer: ArrayWriter) -> None:
+            build_packed_index(
+                PACKINGS[self.packing],
+                writer,
+                dataset.sequence_lengths,
+                documents,
+                parameters.sequence_length,
+                parameters.num_samples,
+                RandomState(parameters.random_seed),
+                extra=int(parameters.add_extra_token),
+            )
+
+        fields = {**parameters.fingerprint(documents), "num_samples": parameters.num_samples}
+        is_small = len(documents) <= SMALL
+        arrays = options.load_or_build(dataset, fields, ARRAYS, fill, is_small=is_small, is_ranged=False)
+        return PackedOrder(parameters, source, arrays, ends_documents=self.is_option)
 
 
 @dataclass(frozen=True)

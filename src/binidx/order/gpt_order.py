@@ -19,7 +19,7 @@ from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import bind_sequences, index_of
 from binidx.index.cache.array_writer import ArrayWriter, build_in_memory
-from binidx.index.cache.index_cache import Access, Outcome
+from binidx.index.cache.index_cache import Outcome
 from binidx.index.cache.index_files import Arrays
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key
@@ -215,16 +215,11 @@ class GPTOrder(SourceOrder):
                 fill_numbers(out, range(len(out)), options.opener.threads)
 
         sequences = self.source.sequences
-        is_small = parameters.is_small(len(sequences), plan)
-        if not isinstance(dataset, IndexedDataset) or (is_small and not options.opener.cache_small):
-            arrays = build_in_memory(build)
-        else:
-            fixed = {**parameters.fingerprint(sequences), **parameters.key(plan).fields, "cut_to": sequence_length}
-            cache = options.cache(origin=get_origin(dataset))
-            access: Access = "whole" if isinstance(document_index, np.ndarray) else "ranges"
-            names = ("sample_index", "shuffle_index")
-            arrays = cache.load_or_build(options.name.description, fixed, names, build, access)
-        arrays = {"document_index": document_index, **arrays}
+        fixed = {**parameters.fingerprint(sequences), **parameters.key(plan).fields, "cut_to": sequence_length}
+        is_small, is_ranged = parameters.is_small(len(sequences), plan), not isinstance(document_index, np.ndarray)
+        names = ("sample_index", "shuffle_index")
+        cut = options.load_or_build(dataset, fixed, names, build, is_small=is_small, is_ranged=is_ranged)
+        arrays = {"document_index": document_index, **cut}
         return GPTOrder(replace(parameters, sequence_length=sequence_length), self.source, arrays, plan)
 
     def candidates(self, sequences: Numbers) -> Numbers:

@@ -7,14 +7,18 @@ order      spans of the tokens of sample i                                      
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
-from binidx.index.cache.index_cache import DEFAULT_CONTEXT, Access, BuildContext, IndexCache
-from binidx.index.cache.index_files import IndexName
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.tokens import Tokens
+from binidx.index.cache.array_writer import build_in_memory
+from binidx.index.cache.index_cache import DEFAULT_CONTEXT, Access, Build, BuildContext, IndexCache
+from binidx.index.cache.index_files import Arrays, IndexName
+from binidx.index.cache.manifest import Fields, get_origin
 from binidx.order.order_protocols import ComposedOrder, Order
 
 
@@ -88,3 +92,20 @@ class IndexOptions:
         """
         opener = self.opener
         return IndexCache(self.name.files, **{"context": opener.context, "digests": opener.digests, **options})
+
+    def load_or_build(
+        self, dataset: Tokens, fields: Fields, names: Sequence[str], build: Build, *, is_small: bool, is_ranged: bool
+    ) -> Arrays:
+        """Load the arrays of an index from the cache, or build them; of computed tokens, or a small one, in memory.
+
+        Args:
+            dataset: the tokens of which it is built.
+            fields: options that determine the arrays.
+            names, build: as in `IndexCache.load_or_build`.
+            is_small: whether the index is built faster than fetched.
+            is_ranged: whether cached arrays are read by ranges.
+        """
+        if not isinstance(dataset, IndexedDataset) or (is_small and not self.opener.cache_small):
+            return build_in_memory(build)
+        cache = self.cache(origin=get_origin(dataset))
+        return cache.load_or_build(self.name.description, fields, names, build, "ranges" if is_ranged else "whole")

@@ -50,13 +50,14 @@ def open_ranges(
     def open_source(manifest: Manifest) -> bool:
         """Open the sequences that an index was built from; return False if it has other options or other data."""
         content, recorded = manifest.content, manifest.data.get("idx")
+        num_sequences = int(content["num_sequences"])
         checked = CheckedIndex(
-            int(content["num_sequences"]),
+            num_sequences,
             content["index_digest"],
             content.get(ONE_EACH, False),
             recorded_object(get_idx_path(prefix.uri), recorded),
         )
-        documents = split_documents(checked.num_sequences)
+        documents = split_documents(num_sequences)
         if not has_fingerprint(manifest, parameters.fingerprint(documents)):
             return False
         mmap = options.opener.mmap

@@ -21,7 +21,7 @@ Only `read_text` reads tokens from files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -30,9 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of, read_spans
-from binidx.order.blended_order import Columns, gather_columns, list_members, read_epochs
+from binidx.order.blended_order import Columns, Result, gather_columns, list_members, map_sources, read_epochs
 from binidx.order.order_protocols import Bounds, ComposedOrder, Numbers, Order
 from binidx.order.source_order import SourceOrder, join_ranges, place_spans, sorted_unique
 
@@ -137,6 +138,15 @@ class OrderReads:
 
     order: Order
 
+    @cached_property
+    def members(self) -> Sequence[Order]:
+        """The order of each source."""
+        return list_members(self.order)
+
+    def map_sources(self, sources: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+        """Return the results of `work` for some sources: see `blended_order.map_sources`."""
+        return map_sources(self.order, sources, work)
+
     def list_sources(self) -> NDArray[np.int16]:
         """Return the source of every sample, shape (num_samples,)."""
         order = self.order
@@ -148,9 +158,7 @@ class OrderReads:
         Args:
             samples: numbers of samples, shape (n,).
         """
-        source, sample, (epoch,), bounds, pieces = gather_columns(
-            self.order, samples, partial(_read_pieces, self.order)
-        )
+        source, sample, (epoch,), bounds, pieces = gather_columns(self.order, samples, self._read_pieces)
         return TokenReads(source, sample, epoch, bounds, *pieces)
 
     def trace_origins(self, samples: Numbers) -> SampleOrigins:
@@ -163,9 +171,7 @@ class OrderReads:
 
         If each document is one sequence, this costs a tenth of `trace`: it looks up no document.
         """
-        source, sample, columns, bounds, (document,) = gather_columns(
-            self.order, samples, partial(_read_ends, self.order)
-        )
+        source, sample, columns, bounds, (document,) = gather_columns(self.order, samples, self._read_ends)
         epoch, start, stop = columns
         return DocumentContents(source, sample, epoch, bounds, document, start, stop)
 
@@ -176,12 +182,10 @@ class OrderReads:
             samples: numbers of samples, shape (n,).
             sources: source of each, shape (n,).
         """
-        lengths = [
-            member.full_length if isinstance(member, SourceOrder) else None for member in list_members(self.order)
-        ]
+        lengths = [member.full_length if isinstance(member, SourceOrder) else None for member in self.members]
         inputs: Numbers = np.array([-1 if length is None else length for length in lengths])[sources]
         if len(rest := np.flatnonzero(inputs < 0)):
-            _, _, _, bounds, (*_, counts) = gather_columns(self.order, samples[rest], partial(_read_spans, self.order))
+            _, _, _, bounds, (*_, counts) = gather_columns(self.order, samples[rest], self._read_spans)
             inputs[rest] = np.diff(np.concatenate([[0], np.cumsum(counts)])[bounds])
         return inputs
 
@@ -189,7 +193,7 @@ class OrderReads:
         """Return where the tokens of samples, shape (n,), are stored."""
 
         def locate(source: int, numbers: Numbers) -> Columns:
-            spans, bounds = list_members(self.order)[source].spans(numbers)
+            spans, bounds = self.members[source].spans(numbers)
             stored = as_pair(self.order.sources[source].dataset)
             return [], bounds, [stored.locate_all(np.ascontiguousarray(spans[:, 1:]))[:, 0], spans[:, 3]]
 
@@ -263,45 +267,41 @@ class OrderReads:
         bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
         return document.astype(np.int64), bytes_before // index.dtype_size
 
+    def _read_spans(self, source: int, samples: Numbers) -> Columns:
+        """Return sequence, first token, length, position in the sample and number of inputs of the pieces of samples.
 
-def _read_spans(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return sequence, first token, length, position in the sample and number of inputs of the pieces of samples.
+        Args:
+            source: number of one source; -1 of samples without a source, which have no pieces.
+            samples: numbers of the samples in that source, shape (n,).
+        """
+        if source < 0:
+            return [], np.zeros(len(samples) + 1, np.int64), [np.empty(0, np.int64)] * 5
+        member = self.members[source]
+        spans, bounds = member.spans(samples)
+        if isinstance(member, SourceOrder):
+            target, limit = member.place_spans(samples, spans, bounds), member.sequence_length
+        else:
+            target, limit = place_spans(spans, bounds), None
+        _, sequence, first, length = np.ascontiguousarray(spans.T)
+        inputs = length if limit is None else np.clip(limit - target, 0, length)
+        return [], bounds, [sequence, first, length, target, inputs]
 
-    Args:
-        order: the order of all sources.
-        source: number of one source; -1 of samples without a source, which have no pieces.
-        samples: numbers of the samples in that source, shape (n,).
-    """
-    if source < 0:
-        return [], np.zeros(len(samples) + 1, np.int64), [np.empty(0, np.int64)] * 5
-    member = list_members(order)[source]
-    spans, bounds = member.spans(samples)
-    if isinstance(member, SourceOrder):
-        target, limit = member.place_spans(samples, spans, bounds), member.sequence_length
-    else:
-        target, limit = place_spans(spans, bounds), None
-    _, sequence, first, length = np.ascontiguousarray(spans.T)
-    inputs = length if limit is None else np.clip(limit - target, 0, length)
-    return [], bounds, [sequence, first, length, target, inputs]
+    def _read_pieces(self, source: int, samples: Numbers) -> Columns:
+        """Return the epoch of each sample of one source, and its pieces as the columns of `TokenReads`."""
+        _, bounds, (sequence, first, length, target, inputs) = self._read_spans(source, samples)
+        if source < 0:
+            return [np.zeros_like(samples)], bounds, [sequence] * 7
+        document, offset = self.find_documents(source, sequence)
+        epochs = self.members[source].epochs(samples)
+        return [epochs], bounds, [sequence, first, document, offset + first, length, target, inputs]
 
-
-def _read_pieces(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return the epoch of each sample of one source, and its pieces as the columns of `TokenReads`."""
-    _, bounds, (sequence, first, length, target, inputs) = _read_spans(order, source, samples)
-    if source < 0:
-        return [np.zeros_like(samples)], bounds, [sequence] * 7
-    document, offset = OrderReads(order).find_documents(source, sequence)
-    epochs = list_members(order)[source].epochs(samples)
-    return [epochs], bounds, [sequence, first, document, offset + first, length, target, inputs]
-
-
-def _read_ends(order: Order, source: int, samples: Numbers) -> Columns:
-    """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
-    member = list_members(order)[source]
-    index = member.index if isinstance(member, SourceOrder) else None
-    dataset = order.sources[source].dataset
-    if index is not None and (not isinstance(dataset, IndexedDataset) or dataset.documents_are_sequences):
-        bounds, documents, starts, stops = index.ends(samples)
-        return [member.epochs(samples), starts, stops], bounds, [documents]
-    epochs, bounds, (_, _, document, start, length, *_) = _read_pieces(order, source, samples)
-    return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
+    def _read_ends(self, source: int, samples: Numbers) -> Columns:
+        """Return epoch, start and stop of each sample of one source, and the document of each of its pieces."""
+        member = self.members[source]
+        index = member.index if isinstance(member, SourceOrder) else None
+        dataset = self.order.sources[source].dataset
+        if index is not None and (not isinstance(dataset, IndexedDataset) or dataset.documents_are_sequences):
+            bounds, documents, starts, stops = index.ends(samples)
+            return [member.epochs(samples), starts, stops], bounds, [documents]
+        epochs, bounds, (_, _, document, start, length, *_) = self._read_pieces(source, samples)
+        return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]

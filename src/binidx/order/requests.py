@@ -384,8 +384,8 @@ class BlendRequest(Request):
     def identifiers(self) -> OrderedDict[str, Any]:
         """The identifiers that Megatron hashes for the name of the index."""
         sources = [source.identifiers for source in self.sources]
-        own = blend_identifiers(self.kind, sources, self.split, self.shares, self.size)
-        return OrderedDict([*own.items(), *self.more.items()])
+        own = {"class": self.kind, "datasets": sources, "split": self.split, "weights": self.shares, "size": self.size}
+        return OrderedDict({**own, **self.more})
 
     def index_name(self) -> IndexName | None:
         """Return the name of the index in the cache; None if it is not cached, or depends on the parts' lengths."""
@@ -445,20 +445,3 @@ def find_blend(request: Request) -> BlendRequest | None:
     while isinstance(request, OverRequest):
         request = request.inner
     return request if isinstance(request, BlendRequest) else None
-
-
-def blend_identifiers(
-    name: str, datasets: Sequence[Any], split: str, weights: Sequence[float], size: int | None
-) -> OrderedDict[str, Any]:
-    """Return the identifiers that Megatron hashes for the name of a blend's cache.
-
-    Args:
-        name: recorded name of the class of the blend.
-        datasets: identifiers of each dataset.
-        split: name of the split.
-        weights: one per dataset.
-        size: number of samples; None is all samples of the datasets.
-    """
-    return OrderedDict(
-        [("class", name), ("datasets", datasets), ("split", split), ("weights", weights), ("size", size)]
-    )

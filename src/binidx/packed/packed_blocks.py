@@ -26,7 +26,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import index_of
 from binidx.json_models import JsonFile, Positive
 from binidx.order.blended_order import MembersOrder
-from binidx.order.order_protocols import Bounds, Numbers, Order, Source, Spans
+from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import SampleOrigins
 from binidx.order.source_order import SourceOrder, StoredSource, join_ranges, sorted_unique
 from binidx.packed.packed_files import PackedFiles, read_blocks
@@ -111,7 +111,7 @@ class BlockOrder(SourceOrder):
             high[active] = np.where(is_before, high[active], middle)
         return low
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+    def spans(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         starts, lengths = self.starts(samples), self.source.dataset.sequence_lengths
         first, stop = (self.find_sequences(starts + ahead) for ahead in (1, self.block_size))
         first = np.maximum(first - 1, 0)
@@ -122,7 +122,7 @@ class BlockOrder(SourceOrder):
         rows = np.stack([0 * sequence, sequence, skipped, count], axis=1)[count > 0]
         return rows, np.searchsorted(owner[count > 0], np.arange(len(samples) + 1))
 
-    def place_spans(self, samples: Numbers, spans: Spans, bounds: Bounds) -> Numbers:
+    def place_spans(self, samples: Numbers, spans: Numbers, bounds: Numbers) -> Numbers:
         return self.sequence_starts(spans[:, 1]) + spans[:, 2] - np.repeat(self.starts(samples), np.diff(bounds))
 
     def candidates(self, sequences: Numbers) -> Numbers:
@@ -275,7 +275,7 @@ class PackedBlocks(MembersOrder):
         sizes = np.array([len(group.files) for _, group, _ in self.known] or [1])[source]
         return source, (passes * sizes + place) * self.num_blocks[number] + block
 
-    def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
+    def spans(self, samples: Numbers) -> tuple[Numbers, Numbers]:
         self.check_known(range(len(self.sets)))
         return super().spans(samples)
 

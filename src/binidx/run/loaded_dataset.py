@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.gpt_rows import needs_eod
-from binidx.dataset.blend_arguments import parse_blend
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder, open_low_level_datasets
-from binidx.dataset.config import MASK_FLAGS, GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.served import list_parts
 from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
 from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
-from binidx.index.documents import split_range
 from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.run.run_file import Run
@@ -112,11 +109,12 @@ def load_dataset(
         given = os.fspath(tokenizer)
         tokenizer = describe_tokenizer(given)
     shares: Any = "1,0,0" if split is None else split
-    parsed = parse_blend("blend", blend)
-    config = GPTDatasetConfig(random_seed, sequence_length, parsed, split=shares, tokenizer=tokenizer, **options)
+    config = GPTDatasetConfig(random_seed, sequence_length, blend, split=shares, tokenizer=tokenizer, **options)
+    if config.mock:
+        raise ConfigError("blend: found None; needs 's3://corpus/en', a list of such, or weights by prefix")
     if config.split_matrix is None or config.split_matrix[Split[which].value] is None:
         raise ConfigError(f"split: {config.split!r} has no {which}; give one such as split='99,1,0'")
-    if needs_eod(config) and find_token(config.tokenizer, "eod") is None:
+    if config.needs_eod and find_token(config.tokenizer, "eod") is None:
         config.tokenizer = replace(config.tokenizer, eod=find_eod(config))
     return LoadedDataset(config, Split[which], num_samples, given)
 
@@ -127,7 +125,7 @@ def find_eod(config: GPTDatasetConfig) -> int:
     Raises:
         ConfigError: the tokenizer is the user's own, a dataset has no manifest with an EOD, or they differ.
     """
-    flags = ", ".join(name for name in MASK_FLAGS if getattr(config, name))
+    flags = ", ".join(name for name in GPTDatasetConfig.EOD_FLAGS if getattr(config, name))
     way = "tokenizer=binidx.SpecialTokens(eod=ID) names it"
     if not isinstance(config.tokenizer, SpecialTokens | TokenizerSpec):
         raise ConfigError(f"{flags}: needs an EOD, {type(config.tokenizer).__name__} has none; {way}")
@@ -162,13 +160,9 @@ class LoadedDataset(DatasetView):
 
     def __init__(self, config: GPTDatasetConfig, split: Split, num_samples: int | None, tokenizer: Any) -> None:
         self.config, self.split, self._tokenizer = config, split, tokenizer
-        prefixes, weights = config.blend or ([], None)
         opened: dict[str, IndexedDataset] = {}
-        if num_samples is None and weights is not None:
-            opened = open_low_level_datasets(GPTDataset, config, prefixes)
-            shares = (config.split_matrix or [])[split.value] or (0.0, 0.0)
-            datasets = (opened[prefix] for prefix in prefixes)
-            num_tokens = sum(each.index.tokens_of(split_range(shares, len(each))) for each in datasets)
+        if num_samples is None and config.blend and config.blend[1] is not None:
+            opened, num_tokens = BlendedMegatronDatasetBuilder.open_counted(GPTDataset, config, split)
             num_samples = max(1, num_tokens // config.sequence_length)
         self.sizes = [num_samples if other is split else 0 for other in Split]
         builder = BlendedMegatronDatasetBuilder(
@@ -285,10 +279,12 @@ class LoadedDataset(DatasetView):
         """Return the fields of the config that differ from their defaults, or have none in Megatron Core, as code."""
         values = {field.name: (getattr(self.config, field.name), field) for field in fields(self.config) if field.init}
         named = {
-            name: repr(value) for name, (value, field) in values.items() if name in MASK_FLAGS or value != field.default
+            name: repr(value)
+            for name, (value, field) in values.items()
+            if name in GPTDatasetConfig.EOD_FLAGS or value != field.default
         }
         if isinstance(self._tokenizer, str):
-            eod = f", eod={self.config.tokenizer.eod}" if needs_eod(self.config) else ""
+            eod = f", eod={self.config.tokenizer.eod}" if self.config.needs_eod else ""
             named["tokenizer"] = f"binidx.describe_tokenizer({self._tokenizer!r}{eod})"
         else:
             own = isinstance(self.config.tokenizer, SpecialTokens)

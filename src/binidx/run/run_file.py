@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
-from binidx.dataset.affects import list_harmless, saved_fields
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -430,6 +429,11 @@ def _rename_paths(run: Run, names: Mapping[str, str]) -> tuple[GPTDatasetConfig,
     return config, stages and [replace(stage, blend=rename(stage.blend)) for stage in stages]
 
 
+def saved_fields(kind: type) -> list[Field[Any]]:
+    """Return the fields that the file of a run has."""
+    return [option for option in fields(kind) if option.init and option.metadata.get("saved", True)]
+
+
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return a dataclass of the saved fields of `kind`, without `left_out`, some with other `types`."""
     hints = {**get_type_hints(kind), **types}
@@ -462,7 +466,7 @@ def tolerates_in_run(path: str, similar: str) -> bool:
     versions add fields here only as notes. In the config, where they add options that change the order, only the
     misspelt options that affect only places or the start. In a tokenizer, a stage or a blend never.
     """
-    return not similar if path == "$" else path == "$.config" and similar in list_harmless(GPTDatasetConfig)
+    return not similar if path == "$" else path == "$.config" and similar in GPTDatasetConfig.harmless_options()
 
 
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.

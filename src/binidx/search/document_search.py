@@ -30,7 +30,7 @@ from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import make_recorded_parts
-from binidx.json_models import json_digest
+from binidx.json_models import JsonFile
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.search.normalize import fold_table, normalize_query
 from binidx.storage.location import Location
@@ -126,7 +126,7 @@ def search_documents(
         raise ConfigError("patterns: found an empty one, or none; give a text, or token ids")
     hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
     hashed_table = table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]
-    query = json_digest([hashed, hashed_table, *([unicodedata.unidata_version] if normalize else [])])
+    query = JsonFile.digest([hashed, hashed_table, *([unicodedata.unidata_version] if normalize else [])])
     parts: dict[str, list[SearchPart]] = {}
     for prefix, dataset in zip(locations, datasets, strict=True):
         dataset.check_index(watch)
@@ -134,7 +134,7 @@ def search_documents(
     every = [part for own in parts.values() for part in own]
     is_remote = any(location.local_path is None for location in locations.values())
     folder = None if records is None else Location.of(records, storage_options)
-    identity = {"job": "grep", "query": query, "parts": json_digest([part.name for part in every])}
+    identity = {"job": "grep", "query": query, "parts": JsonFile.digest([part.name for part in every])}
     search = _Search(encoded, table, folded)
     results = make_recorded_parts(search, every, workers or Workers(), folder, identity, watch, remote_data=is_remote)
     for dataset in datasets:
@@ -162,7 +162,7 @@ class SearchPart:
     @property
     def name(self) -> str:
         """Digest of all that decides the result."""
-        return json_digest([self.dataset.identity, self.start, self.stop, self.query])
+        return JsonFile.digest([self.dataset.identity, self.start, self.stop, self.query])
 
     def __str__(self) -> str:
         return f"documents {self.start} to {self.stop} of {self.dataset.prefix}"

@@ -24,7 +24,7 @@ from binidx.forks import cached_property
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import file_version
-from binidx.storage.stores.registry import expand_uri, is_url, join_uri, local_path, open_store, place_of
+from binidx.storage.stores.registry import expand_uri, is_url, join_uri, local_path, place_of, scheme_of, store_class
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")
 """Variables that name the server of a bucket."""
@@ -76,7 +76,7 @@ class Location:
     @cached_property
     def store(self) -> Any:
         """Store of the object: a `ReadableStore` or a `BlockingStore`; opened at the first use, without a request."""
-        return open_store(self.uri, self.options) if self._root is None else self._root.store
+        return store_class(scheme_of(self.uri))(self.uri, self.options) if self._root is None else self._root.store
 
     def stat(self) -> os.stat_result | None:
         """Return the stat of a local file; None if it is remote or missing."""

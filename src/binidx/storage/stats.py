@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from binidx.storage.interfaces import Range, RangeReader
@@ -62,23 +62,16 @@ class ReadStats:
     def add(self, **counts: float) -> None:
         """Add to the counters of these names, and to the sums of the process."""
         with _lock:
-            self._increase(counts)
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
             self._add_to_usage(counts)
-
-    def _increase(self, counts: Usage) -> None:
-        for name, count in counts.items():
-            setattr(self, name, getattr(self, name) + count)
 
     def _add_to_usage(self, counts: Usage) -> None:
         """Add to the sums of the process; the caller holds the lock."""
 
-    def __sub__(self, before: ReadStats) -> ReadStats:
-        """Return the difference to earlier counters."""
-        return ReadStats(*(getattr(self, count.name) - getattr(before, count.name) for count in fields(ReadStats)))
-
 
 class ObjectStats(ReadStats):
-    """Counters of a reader that sends requests to a store; `total` and `usage` sum them.
+    """Counters of a reader that sends requests to a store; `usage` sums them.
 
     Args:
         prices: name and prices of the store.
@@ -90,7 +83,6 @@ class ObjectStats(ReadStats):
         self._name = "local" if prices.store == "file" else "remote"
 
     def _add_to_usage(self, counts: Usage) -> None:
-        _total._increase(counts)
         for name, count in counts.items():
             _usage[f"{self._name} {name}"] += count
         _usage["dollars"] += self.prices.dollars_per_read * counts.get("requests", 0)
@@ -151,7 +143,6 @@ allowed all processes of the node, and responses that these got; seconds in whic
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
 _usage = dict.fromkeys(NAMES, 0.0)
-_total = ReadStats()
 
 
 def _after_fork() -> None:
@@ -161,12 +152,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def total() -> ReadStats:
-    """Return the sum of all readers that send requests in this process; reads of caches do not count."""
-    with _lock:
-        return replace(_total)
 
 
 def usage() -> dict[str, float]:

@@ -328,11 +328,12 @@ def test_all_requests_of_a_read_are_counted_once(distant: tuple[Proxy, Open]) ->
     proxy, open_it = distant
     reader = open_it(hedge=False)
     proxy.reset()
-    before = stats.total()
+    before = stats.usage()
     assert_reads(reader)
-    moved, logged = stats.total() - before, [each.bytes for each in proxy.log() if each.status == 206]
-    assert (moved.requests, moved.bytes_moved) == (len(RANGES), 1000 * len(RANGES)) == (len(logged), sum(logged))
-    assert (moved.retries, moved.hedges) == (0, 0)
+    moved, logged = stats.usage_since(before), [each.bytes for each in proxy.log() if each.status == 206]
+    counted = moved["remote requests"], moved["remote bytes_moved"]
+    assert counted == (len(RANGES), 1000 * len(RANGES)) == (len(logged), sum(logged))
+    assert (moved["remote retries"], moved["remote hedges"]) == (0, 0)
 
 
 def test_a_cancelled_read_ends_at_once_and_leaves_nothing_behind(distant: tuple[Proxy, Open]) -> None:

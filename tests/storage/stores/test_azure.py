@@ -22,7 +22,6 @@ from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject, object_exists, read_small
 from binidx.storage.store_protocols import Store
 from binidx.storage.stores.direct import DirectStore
-from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
 from binidx.testing import check_object_store, check_range_reader
 from binidx.tools import main
@@ -47,7 +46,7 @@ def test_the_store_keeps_its_contract(container: str, form: str) -> None:
     base = form.format(container)
 
     def make(name: str, data: bytes) -> tuple[Store, str]:
-        return open_store(f"{base}/{name}"), put(f"{base}/{name}", data)
+        return Location(f"{base}/{name}").store, put(f"{base}/{name}", data)
 
     check_object_store(make)
 
@@ -111,9 +110,9 @@ def test_errors_name_the_object(container: str) -> None:
 def test_found_objects_keep_the_account_of_the_pattern(container: str) -> None:
     for root in (f"abfs://{container}", f"abfs://{container}@{HOST}", f"abfs://{HOST}/{container}"):
         uris = [put(f"{root}/text/{name}.jsonl", b"{}") for name in ("a", "b")]
-        assert sorted(open_store(root).find(f"{root}/text/?.jsonl", pattern=True)) == uris
+        assert sorted(Location(root).store.find(f"{root}/text/?.jsonl", pattern=True)) == uris
         for folder in (f"{root}/text/", f"{root}/text", f"{root}/", root):
-            assert sorted(open_store(root).find(folder, pattern=False)) == uris
+            assert sorted(Location(root).store.find(folder, pattern=False)) == uris
 
 
 def batches(prefix: str, indices: Any, options: Any = None, **loader: Any) -> list[Any]:

@@ -20,7 +20,6 @@ from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.direct import Address, DirectStore
-from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object
 
@@ -31,7 +30,7 @@ KEYS = {"key": "k", "secret": "s"}
 
 def address_of(uri: str, options: Mapping[str, Any], **identity: Any) -> Address:
     """No request is made for it."""
-    store = open_store(uri, options)
+    store = Location(uri, options).store
     assert isinstance(store, DirectStore)
     found = store.address(ObjectInfo(uri, 0, identity))
     return asyncio.run_coroutine_threadsafe(found, io_loop()).result()

@@ -22,10 +22,9 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.store_protocols import Store
-from binidx.storage.stores import direct, registry, signing
+from binidx.storage.stores import direct, signing
 from binidx.storage.stores import gcs as gcs_store
 from binidx.storage.stores.gcs import private
-from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object, put_if_absent
 from binidx.testing import check_object_store, check_range_reader
 
@@ -77,7 +76,7 @@ def test_a_store_keeps_the_contract(base: tuple[str, dict[str, Any]], request: p
     def make(name: str, data: bytes) -> tuple[Store, str]:
         uri = f"{base[0]}/{name}"
         put(uri, data, request)
-        return open_store(uri, base[1]), uri
+        return Location(uri, base[1]).store, uri
 
     check_object_store(make)
 
@@ -120,7 +119,7 @@ def round_trip(base: str) -> None:
     reader = open_object(uri, cache=False)
     assert bytes(read_whole(reader)) == DATA
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
-    found = registry.open_store(uri)
+    found = Location(uri).store
     check_object_store(lambda name, data: (found, _stored(f"{uri}-{name}", data)))
     found.delete(uri)
     assert read_small(Location.of(uri)) is None

@@ -24,7 +24,6 @@ from binidx.storage.requests.remote_object import RemoteObject, find_object, rea
 from binidx.storage.store_protocols import Store
 from binidx.storage.stores.fsspec_store import list_stored_files
 from binidx.storage.stores.oss import OssStore
-from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object, put_if_absent
 from binidx.testing import check_object_store, check_range_reader
 from binidx.tools import main
@@ -54,7 +53,7 @@ def put(uri: str, data: bytes, options: dict[str, Any] | None = None) -> Locatio
 def test_it_keeps_the_contract_of_stores(server: OssServer, options: dict[str, Any]) -> None:
     def make(name: str, data: bytes) -> tuple[Store, str]:
         location = put(f"{FOLDER}/{name}", data, options)
-        return open_store(location.uri, options), location.uri
+        return Location(location.uri, options).store, location.uri
 
     check_object_store(make)
     assert {status for *_, status in server.requests} <= {200, 204, 206, 404, 409, 412}
@@ -183,7 +182,7 @@ def test_folders_and_patterns_are_listed_over_pages(server: OssServer) -> None:
     for number in range(1_003):
         server.add(f"corpus/text/{number:04}.jsonl", b"{}")
     server.add("corpus/text/deeper/0.jsonl", b"{}")
-    store = open_store("oss://corpus/text")
+    store = Location("oss://corpus/text").store
     assert len(store.find("oss://corpus/text", pattern=False)) == 1_004
     assert store.find("oss://corpus/text/100[12].jsonl", pattern=True) == [
         *("oss://corpus/text/1001.jsonl", "oss://corpus/text/1002.jsonl"),
@@ -234,7 +233,7 @@ def test_errors_name_the_object_and_the_way_out(server: OssServer, monkeypatch: 
         RemoteObject(Location("oss://corpus/key", {**elsewhere, "binidx": {"deadline_seconds": 5}}))
     monkeypatch.delenv("OSS_ENDPOINT")
     with pytest.raises(ConfigError, match=r"^oss://corpus/key: no endpoint; set OSS_ENDPOINT=https://HOST"):
-        open_store("oss://corpus/key")
+        assert Location("oss://corpus/key").store
     assert os.environ.get("OSS_ENDPOINT") is None
 
 

@@ -15,7 +15,6 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import find_object, object_identity, read_small
 from binidx.storage.stores.direct import headers_for
-from binidx.storage.stores.registry import open_store
 
 DATA = bytes(range(250))
 SECRETS = {"x-api-key", "authorization", "cookie"}
@@ -53,7 +52,7 @@ def use(uri: str, options: dict[str, Any]) -> None:
     assert object_identity(Location.of(uri, options))["size"] == len(DATA)
     assert bytes(open_object(uri, storage_options=options, cache=False).read([(7, 90)])[0]) == DATA[7:90]
     assert read_small(Location.of(uri, options)) == DATA
-    assert open_store(uri, options).find(uri, pattern=True) == [uri]
+    assert Location(uri, options).store.find(uri, pattern=True) == [uri]
 
 
 def secrets_seen(server: Server) -> list[set[str]]:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from binidx.corpus.whole_dataset import bin_suffixes, object_suffixes
+from binidx.corpus.whole_dataset import object_suffixes
 from binidx.errors import FormatError, ObjectChangedError
+from binidx.format.bin_file import BinWriter
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.progress import ProgressWatcher
 from binidx.json_models import JsonFile
@@ -170,7 +171,8 @@ class ConvertOwner:
     def _discard_steps(self, earlier: OwnerFields) -> effects.Steps[None]:
         """Remove the uploads of an earlier call."""
         for suffix in object_suffixes():
-            key = "bin" if "bin" in earlier.objects and suffix in bin_suffixes() else suffix  # of tokens in any form
+            of_tokens = "bin" in earlier.objects and suffix in BinWriter.suffixes()  # in any form
+            key = "bin" if of_tokens else suffix
             yield from DiscardParts(self._target + f".{suffix}", earlier.objects.get(key, BegunObject()).token)
 
     def begun(self, suffix: str) -> BegunObject:

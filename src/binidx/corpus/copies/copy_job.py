@@ -28,7 +28,7 @@ from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.forks import cached_property
 from binidx.jobs.parts import Values
 from binidx.jobs.runner import check_stop
-from binidx.json_models import json_digest
+from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUMS, BlockSums
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
@@ -103,7 +103,7 @@ class CopyPart:
     @cached_property
     def name(self) -> str:
         """Digest of all that decides the piece."""
-        return json_digest([self.job.identity, self.start, self.stop])
+        return JsonFile.digest([self.job.identity, self.start, self.stop])
 
     @property
     def size(self) -> int:

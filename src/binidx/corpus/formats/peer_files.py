@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
-from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole, stream
 from binidx.storage.requests.remote_object import object_exists
@@ -60,7 +59,7 @@ def read_file(location: Location) -> memoryview:
     return read_whole(open_object(location, cache=False, codec="raw"))
 
 
-def array_of(data: Bytes, dtype: str, location: Location, count: int = -1, offset: int = 0) -> Tokens:
+def array_of(data: bytes | memoryview, dtype: str, location: Location, count: int = -1, offset: int = 0) -> Tokens:
     """Return an array in the bytes of a file; raise FormatError if they are too few."""
     try:
         return np.frombuffer(data, dtype, count, offset)
@@ -69,7 +68,7 @@ def array_of(data: Bytes, dtype: str, location: Location, count: int = -1, offse
 
 
 @contextmanager
-def inflate(uri: str, data: Bytes, compression: str) -> Iterator[Any]:
+def inflate(uri: str, data: bytes | memoryview, compression: str) -> Iterator[Any]:
     """Open bytes compressed by "zstd" or "gz" as a file of the plain ones; errors of its reads become FormatError."""
     try:
         yield (zstandard.open if compression == "zstd" else gzip.open)(io.BytesIO(data))
@@ -126,7 +125,7 @@ def format_documents(documents: Iterable[Tokens], dtype: np.dtype[Any], lengths:
         yield document.astype(dtype, copy=False).tobytes()
 
 
-def write_new(location: Location, pieces: Iterable[Bytes]) -> Location:
+def write_new(location: Location, pieces: Iterable[bytes | memoryview]) -> Location:
     """Write a file that must not exist, and return its location."""
     if object_exists(location):
         raise ObjectExistsError(f"{location}: exists; give another folder, or remove it")

@@ -18,7 +18,6 @@ from binidx.corpus.random_numbers import shuffle_keys
 from binidx.corpus.shuffle_buckets import Buckets, Column, keyed_row, plan_shuffle
 from binidx.corpus.whole_dataset import DatasetTarget, WholeDataset
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.sidecars.lineage import read_lineage
 from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
@@ -78,7 +77,7 @@ class LineageTransfer:
         """
         left = self.num_rows
         for dataset, present in self._sources:
-            for table in read_lineage(dataset.source) if present else _placeholders(dataset):
+            for table in dataset.source.lineage() if present else _placeholders(dataset):
                 yield table[:left]
                 left -= min(left, len(table))
                 if not left:

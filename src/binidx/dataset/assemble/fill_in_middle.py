@@ -66,6 +66,8 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
     Source: Megatron-LM, `GPTFIMDatasetConfig`. Difference: errors instead of assertions.
     """
 
+    moves_text = True
+
     fim_rate: float | None = field(default=None, metadata=affects("samples"))
     fim_spm_rate: float | None = field(default=None, metadata=affects("samples"))
     fim_extra_tokens: Mapping[str, str] | None = field(default=None, metadata=affects("samples"))

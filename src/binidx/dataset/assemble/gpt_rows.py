@@ -49,8 +49,9 @@ class GPTAssemble:
         Raises:
             ConfigError: the tokenizer has no EOD, and an option of the config needs it.
         """
-        resets_mask, starts = bool(config.create_attention_mask and config.reset_attention_mask), find_starts(config)
-        eod = config.tokenizer.eod if needs_eod(config) else 0
+        resets_mask = bool(config.create_attention_mask and config.reset_attention_mask)
+        starts = Starts.AFTER_EOD if config.restarts_after_eod else Starts.EACH_SAMPLE
+        eod = config.tokenizer.eod if config.needs_eod else 0
         if eod is None:
             raise ConfigError(
                 f"{type(config.tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and "
@@ -61,7 +62,7 @@ class GPTAssemble:
             "pad": pad,
             "eod": eod,
             "mask_eod": bool(config.eod_mask_loss),
-            "starts": starts,
+            "starts": Starts.EACH_PIECE if config.inter_document_masking else starts,
             "add_extra_token": config.add_extra_token_to_sequence,
             "mask_ends": masks_ends,
         }
@@ -122,19 +123,6 @@ def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
     future = ~np.tri(positions.shape[-1], dtype=np.bool_)
     elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
     return np.asarray(future | elsewhere)
-
-
-def find_starts(config: GPTDatasetConfig) -> Starts:
-    """Return where positions start again."""
-    if config.inter_document_masking:
-        return Starts.EACH_PIECE
-    resets_mask = config.create_attention_mask and config.reset_attention_mask
-    return Starts.AFTER_EOD if config.reset_position_ids or resets_mask else Starts.EACH_SAMPLE
-
-
-def needs_eod(config: GPTDatasetConfig) -> bool:
-    """Return whether the samples depend on the EOD."""
-    return bool(config.eod_mask_loss) or find_starts(config) is Starts.AFTER_EOD
 
 
 TOKEN_KEYS = ("tokens", "labels", "loss_mask")

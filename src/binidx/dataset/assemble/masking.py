@@ -308,9 +308,8 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
     @cached_property
     def masking(self) -> Masking:
-        """The masking options in the form that `kinds.masking` takes."""
-        options: list[Any] = [getattr(self, name) for name in MASKING if name != "short_sequence_probability"]
-        return Masking(*options)
+        """The masking options as a `Masking`."""
+        return Masking(*(getattr(self, name) for name in MASKING if name != "short_sequence_probability"))
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

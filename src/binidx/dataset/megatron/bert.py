@@ -74,8 +74,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
     def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
         if numpy_random_state.random_sample() < 0.8:
-            mask: int = self.config.tokenizer.mask
-            return mask
+            return int(self.config.tokenizer.mask)
         if numpy_random_state.random_sample() >= 0.5:
             return self.token_lookup[numpy_random_state.randint(0, len(self.token_lookup))]
         return None

@@ -14,7 +14,7 @@ from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset, open_tokens
 from binidx.dataset.megatron.ordered_dataset import index_array
 from binidx.dataset.token_dataset import Assemble
-from binidx.errors import ConfigError, IndexBuildError
+from binidx.errors import ConfigError
 from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import StoredTokens, Tokens, check_tokens
@@ -97,10 +97,8 @@ class GPTDataset(MegatronDataset):
     def _open_order(self) -> SourceOrder:
         rule = self.source_request.rule
         assert rule is not None
-        try:
+        with self.naming_split(f" of {len(self.own_sequences)} sequences"):
             return rule.open(self._source, self._index_options)
-        except IndexBuildError as error:
-            raise self._name_split(error) from None
 
     document_index, sample_index, shuffle_index = map(index_array, ARRAYS)
 
@@ -121,17 +119,8 @@ class GPTDataset(MegatronDataset):
     @cached_property
     def _plan(self) -> EpochPlan:
         """The epochs of the index."""
-        try:
+        with self.naming_split(f" of {len(self.own_sequences)} sequences"):
             return count_epochs(self._parameters, self._source, self.opener)
-        except IndexBuildError as error:
-            raise self._name_split(error) from None
-
-    def _name_split(self, error: IndexBuildError) -> IndexBuildError:
-        """Return an error of the build that names the split; the very error if it is of another rank."""
-        if type(error) is not IndexBuildError:
-            return error
-        split = f"{self.index_split.name} split of {len(self.own_sequences)} sequences"
-        return IndexBuildError(f"{self.dataset_path}, {split}: {error}")
 
     @property
     def _index_options(self) -> IndexOptions:
@@ -154,14 +143,12 @@ class GPTDataset(MegatronDataset):
     def num_tokens(self) -> int:
         """Number of tokens in all epochs of the split; of packed documents, in one epoch."""
         is_built = "_order" in vars(self)  # hooks that build the index may ask
-        tokens: int = self._order.num_tokens if is_built else self._plan.num_tokens
-        return tokens
+        return int(self._order.num_tokens if is_built else self._plan.num_tokens)
 
     @property
     def num_epochs(self) -> int:
         """Number of epochs in `document_index`."""
-        epochs: int = self._order.num_epochs
-        return epochs
+        return int(self._order.num_epochs)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: Tokens) -> int:

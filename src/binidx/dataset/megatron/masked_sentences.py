@@ -144,7 +144,9 @@ class MaskedWordPieceDataset(MegatronDataset):
             "documents": describe_documents(as_range(self.indices)),
         }
         build = partial(self._build, sequence_length=sequence_length, min_sentences=min_sentences_per_sample)
-        if not self._is_small() or self.config.cache_small_indices:
+        num_sentences = len(self._list_sequences())
+        is_small = num_sentences <= SMALL and (self.num_samples or 0) <= SMALL
+        if not is_small or self.config.cache_small_indices:
             return self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)["sample_index"]
         if self.config.trust_cache and (arrays := self._cache.load(fingerprint, ARRAYS)):
             return arrays["sample_index"]
@@ -161,10 +163,6 @@ class MaskedWordPieceDataset(MegatronDataset):
             context=self.build_context,
             digests=self.index_digests,
         )
-
-    def _is_small(self) -> bool:
-        bounds = self._bounds()
-        return bounds[-1] - bounds[0] <= SMALL and (self.num_samples or 0) <= SMALL
 
     def _bounds(self) -> NDArray[np.int64]:
         """Return the first sentence of each document of the split, then the end, shape (num_in_split + 1,)."""
@@ -183,10 +181,8 @@ class MaskedWordPieceDataset(MegatronDataset):
             least=min_sentences,
             short_ratio=short_ratio(float(self.config.short_sequence_probability or 0)),
         )
-        try:
+        with self.naming_split():
             plan = plan_mapping(documents, self.config.random_seed, self.num_samples)
-        except IndexBuildError as error:
-            raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
         build_masked_sample_index(writer, plan)
 
     def _check_foreign(self, arrays: Arrays) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,7 +28,7 @@ from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
-from binidx.errors import TRIMMED, ConfigError, redacted, trim_traceback
+from binidx.errors import TRIMMED, ConfigError, IndexBuildError, redacted, trim_traceback
 from binidx.forks import cached_property
 from binidx.format.tokens import Span, StoredTokens
 from binidx.html_table import format_html_table
@@ -166,6 +167,16 @@ class MegatronDataset(OrderedDataset):
             cls._rule(num_samples, split, config),
             cache_directory(config),
         )
+
+    @contextlib.contextmanager
+    def naming_split(self, size: str = "") -> Iterator[None]:
+        """Let errors of a build in the block name the split, and its size; not one of another rank."""
+        try:
+            yield
+        except IndexBuildError as error:
+            if type(error) is not IndexBuildError:
+                raise
+            raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split{size}: {error}") from None
 
     @classmethod
     def _rule(cls, num_samples: int | None, split: Split, config: Any) -> SourceRule | None:

@@ -75,10 +75,8 @@ class MultimodalDataset(MegatronDataset):
     def _open_order(self) -> DocumentOrder:
         bounds = self.dataset.document_indices
         documents = self.indices[bounds[self.indices] < bounds[self.indices + 1]]
-        try:
+        with self.naming_split():
             order = build_serving_order(documents, self.num_samples, self.config.random_seed)
-        except IndexBuildError as error:
-            raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
         capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
         return DocumentOrder(self._source, self.sample_identifiers, order, len(documents), capacity, TEXT)
 

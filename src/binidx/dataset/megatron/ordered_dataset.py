@@ -23,7 +23,7 @@ from binidx.dataset.token_dataset import locate_stored
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
-from binidx.index.cache.index_files import describe, digest
+from binidx.index.cache.index_files import describe, digest, recorded_name
 from binidx.order.opener import Opener
 from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Numbers, Order
@@ -110,6 +110,11 @@ class OrderedDataset(ABC):
     def unique_description_hash(self) -> str:
         """md5 of that text, in hex."""
         return digest(self.unique_description)
+
+    @property
+    def index_name(self) -> str:
+        """Name of the index in a cache: `{hash}-{class}-{split}`."""
+        return f"{self.unique_description_hash}-{recorded_name(type(self))}-{self.parts[0].index_split.name}"
 
     @property
     def order_identity(self) -> Any:

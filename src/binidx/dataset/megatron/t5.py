@@ -53,7 +53,7 @@ def config_attention_mask(
     full = forbid_attention(encoder_tokens, encoder_tokens), forbid_attention(decoder_tokens, encoder_tokens)
     if use_local:
         return full[0], forbid_attention(decoder_tokens, decoder_tokens, future=True), full[1]
-    engine = parse_release(test_te_version or read_engine_version())
+    engine = (*map(int, re.findall(r"\d+", test_te_version or read_engine_version())[:2]),)  # (1, 10) of "1.10.0+abc"
     fast = [name for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN") if os.environ.get(name) == "1"]
     if engine < (1, 7) and fast:
         raise ConfigError(f"{fast[0]}: found 1, Transformer Engine before 1.7 needs 0; or install a later one")
@@ -108,8 +108,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         return T5Assemble(self.config, self._pad_token_id, self._order, self._create_masked_lm_predictions)
 
     def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
-        mask: int = self.config.tokenizer.mask
-        return mask
+        return int(self.config.tokenizer.mask)
 
 
 Masks: TypeAlias = "tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]"
@@ -135,8 +134,3 @@ def read_engine_version() -> str:
         return version("transformer-engine")
     except PackageNotFoundError:
         raise ConfigError("attention mask: Transformer Engine is not installed; give use_local=True") from None
-
-
-def parse_release(text: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version: (1, 10) for "1.10.0+abc"."""
-    return tuple(map(int, re.findall(r"\d+", text)[:2]))

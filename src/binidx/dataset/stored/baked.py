@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, make_opener, number_samples
@@ -108,18 +107,12 @@ def check_stored(config: GPTDatasetConfig, stored: Baked, uri: str) -> None:
         stored: description of the stored run.
         uri: of the description.
     """
-    if isinstance(config, GPTFIMDatasetConfig):
+    if config.moves_text:
         raise ConfigError("fim_rate: found fill in the middle, which a stored order lacks; train from the run")
     needed = (config.sequence_length, config.add_extra_token_to_sequence)
     found = (stored.sequence_length, stored.add_extra_token)
     if needed != found:
         raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); write it again")
-
-
-def check_bakeable(config: GPTDatasetConfig) -> None:
-    """Raise ConfigError for samples that depend on the bounds of documents: a bake stores each as one sequence."""
-    if config.inter_document_masking:
-        raise ConfigError("inter_document_masking: found True, a baked run has no bounds of documents; train unbaked")
 
 
 class BakedDataset(StoredRunDataset):
@@ -148,7 +141,7 @@ class BakedDataset(StoredRunDataset):
     RECORDED_NAME: ClassVar[str] = "BakedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
-        check_bakeable(config)
+        config.check_bakeable()
         folder = Location(directory, config.storage_options)
         super().__init__(directory, config, BakedRequest(folder))
         self.dtype, self.reader = self.tokens[0].dtype, self.token_readers()[0]

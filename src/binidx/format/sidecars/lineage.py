@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.source import DatasetFiles
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.location import Location, Where
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
@@ -75,9 +74,7 @@ def _opened_lineage(file: Location) -> Iterator[tuple[Any, Any]]:
         raise FormatError(f"{file}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 
 
-def read_origins(
-    prefix: Where, documents: Sequence[int], options: Mapping[str, Any] | None = None
-) -> dict[int, dict[str, Any]]:
+def read_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
 
     Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
@@ -85,13 +82,12 @@ def read_origins(
     Args:
         prefix: of the dataset.
         documents: document numbers, in any order.
-        options: fsspec options, for a prefix that is no `Location`.
 
     Raises:
         FormatError: the lineage is not valid, or has no such row.
         MissingDriverError: there is a lineage, and pyarrow is not installed.
     """
-    lineage = Location.of(prefix, options) + LINEAGE
+    lineage = prefix + LINEAGE
     if not len(documents) or not object_exists(lineage):
         return {}
     wanted = np.unique(np.array(documents, np.int64))
@@ -224,16 +220,17 @@ def _equal(column: Any, value: Any) -> Mask:
 BATCH_ROWS = 1 << 16
 
 
-def read_lineage(dataset: DatasetFiles, documents: Range | None = None) -> Iterator[Any]:
+def read_lineage(prefix: Location, count: int, documents: Range | None = None) -> Iterator[Any]:
     """Yield tables of `lineage_schema()`, of a dataset; raise FormatError unless it has a row for each document.
 
     Args:
+        prefix: of the dataset.
+        count: number of its documents.
         documents: numbers (start, stop) of the documents whose rows to yield; None: all.
     """
     from binidx.format.arrow import pa
 
-    file, count = dataset.prefix + LINEAGE, dataset.index.num_documents
-    start, stop = documents or (0, count)
+    file, (start, stop) = prefix + LINEAGE, documents or (0, count)
     with _opened_lineage(file) as (opened, schema):
         metadata = opened.metadata
         if metadata.num_rows != count:

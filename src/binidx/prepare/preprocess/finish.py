@@ -26,7 +26,7 @@ from typing import Any
 from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, redacted
-from binidx.format.bin_file import remove_superseded
+from binidx.format.bin_file import BinWriter
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.jobs.progress import ProgressWatcher
 from binidx.prepare.preprocess.job import Job, Part, plan_digest
@@ -165,7 +165,7 @@ def merge_key(
         if not overwrite and object_exists(target.idx):
             target.compare_index(columns)
         # Without `overwrite` an existing .idx has been compared, and stays.
-        remove = target.remove_existing if overwrite else partial(remove_superseded, target.bin)
+        remove = target.remove_existing if overwrite else partial(BinWriter.remove_superseded, target.bin)
         merge_tokens(opened, target, columns, remove, watch)
 
 

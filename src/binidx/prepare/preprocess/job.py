@@ -22,7 +22,7 @@ import numpy as np
 from binidx.errors import ConfigError, redacted
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import DType
-from binidx.json_models import json_digest
+from binidx.json_models import JsonFile
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, plan_slices
 from binidx.storage.open import codec_named
@@ -208,11 +208,11 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
         inputs: as `find_inputs` returns them.
     """
     part_bytes = job.part_bytes or choose_part_bytes(sum(file.size for file in inputs))
-    slices, recipe = plan_slices(inputs, part_bytes), json_digest(job.recipe)
+    slices, recipe = plan_slices(inputs, part_bytes), JsonFile.digest(job.recipe)
     ends, parts = np.cumsum([0, *(piece.num_bytes for piece in slices)]), []
     for number, (first, last) in enumerate(batch_by_size(ends, part_bytes * 3 // 2)):
         identity = [{**asdict(piece), "uri": redacted(piece.uri)} for piece in slices[first:last]]
-        parts.append(Part(number, json_digest([recipe, identity]), tuple(slices[first:last])))
+        parts.append(Part(number, JsonFile.digest([recipe, identity]), tuple(slices[first:last])))
     return parts
 
 
@@ -224,4 +224,4 @@ def choose_part_bytes(total_bytes: int) -> int:
 
 def plan_digest(job: Job, parts: Sequence[Part]) -> str:
     """Return the digest that identifies a job: of its parts' names, and of the recipe, as there may be no part."""
-    return json_digest([json_digest(job.recipe), *(part.name for part in parts)])
+    return JsonFile.digest([JsonFile.digest(job.recipe), *(part.name for part in parts)])

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.order.blended_order import map_sources
 from binidx.order.order_protocols import Numbers
 from binidx.run.history import Runs
 from binidx.run.run_order import RunOrder, count_source
@@ -174,8 +173,8 @@ class _Course:
         reads = np.array([order.count_reads([span]) for span in pairwise(self._positions)])
         self.counts, read = np.moveaxis(reads @ (group[:, None] == np.arange(size)), 1, 0)
         self._tokens = np.zeros(size, np.int64)
-        self._tokens[self._group] = map_sources(
-            order.order, range(len(self._group)), lambda number: count_source(order.sources[number])[1]
+        self._tokens[self._group] = order.reads.map_sources(
+            range(len(self._group)), lambda number: count_source(order.sources[number])[1]
         )
         self._total = np.cumsum(read, axis=0)
         self.epochs = self._total / np.maximum(self._tokens, 1)

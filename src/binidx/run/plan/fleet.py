@@ -26,14 +26,14 @@ from typing import Any
 
 from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import redacted
-from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, group_prefixes, select_bundled
+from binidx.format.prefix_listing import IdxBundle, ListedPair
 from binidx.format.source import DatasetFiles
 from binidx.index.cache.inspection import CacheState
 from binidx.run.plan.forecast import Amounts, blend_bytes, gpt_index_bytes
 from binidx.run.plan.inventory import RunInventory
 from binidx.storage.location import Location
-from binidx.storage.requests.remote_object import MAX_REQUEST, NAMES_AT_ONCE, object_identity
-from binidx.storage.store_protocols import ListableStore, Prices
+from binidx.storage.requests.remote_object import MAX_REQUEST, object_identity
+from binidx.storage.store_protocols import Prices
 
 GPT_ARRAYS, BLEND_ARRAYS = 3, 2
 
@@ -111,13 +111,12 @@ def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
             costs[pins.location.place] += StartCost(NONE, _gets(num_bytes), num_bytes)
             pinned = {*content[0].pairs}
     listed = [dataset.prefix for dataset in remote if dataset.prefix.uri not in pinned]
-    for group in group_prefixes(listed):
-        if isinstance(group[0].store, ListableStore):
-            costs[group[0].place] += StartCost(_lists(len(group)))
+    for place, count in ListedPair.count_lists(listed).items():
+        costs[place] += StartCost(StartRequests(lists=count))
     bundled: set[str] = set()
-    if directory and len(remote) >= MIN_LISTED_PREFIXES:
+    if directory and len(remote) >= IdxBundle.LEAST:
         idx = {each.prefix.uri: each.opened["idx"] for each in remote if each.prefix.uri in inventory.listed}
-        bundled = {*select_bundled(idx)}
+        bundled = {*IdxBundle.select(idx)}
         num_bytes = sum(each.idx_bytes for each in remote if each.prefix.uri in bundled)
         if directory.local_path is None:
             costs[directory.place] += StartCost(StartRequests(heads=1), _gets(num_bytes), num_bytes)
@@ -146,13 +145,9 @@ def _requests_of_source(dataset: DatasetFiles, *, listed: bool) -> StartRequests
     pair = ALONE + sums + (COMPRESSED if dataset.compressed else NONE)
     if not dataset.num_parts:
         return pair
-    if dataset.num_parts < MIN_LISTED_PREFIXES or not isinstance(dataset.prefix.store, ListableStore):
-        return VIRTUAL + pair.times(dataset.num_parts)
-    return VIRTUAL + _lists(dataset.num_parts) + (pair.times(dataset.num_parts) if dataset.compressed else NONE)
-
-
-def _lists(num_prefixes: int) -> StartRequests:
-    return StartRequests(lists=2 * math.ceil(2 * num_prefixes / NAMES_AT_ONCE))
+    lists = ListedPair.count_lists([part.prefix for part in dataset.pairs]).total()
+    alone = NONE if lists and not dataset.compressed else pair.times(dataset.num_parts)
+    return VIRTUAL + StartRequests(lists=lists) + alone
 
 
 def _gets(num_bytes: int, num_files: int = 1) -> StartRequests:

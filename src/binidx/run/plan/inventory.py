@@ -16,9 +16,8 @@ import numpy as np
 
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.errors import FormatError, IndexBuildError
-from binidx.format.bin_file import require_sums
 from binidx.format.idx import SequenceIndex
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.cache.inspection import CacheState, IndexFilesState
 from binidx.index.cache.order_record import OrderKey
@@ -135,7 +134,7 @@ def take_inventory(run: Run) -> RunInventory:
     sources = [source for request in requests for source in request.sources]
     prefixes = [*dict.fromkeys(source.prefix for source in sources)]
     locations = [Location(prefix, run.config.storage_options) for prefix in prefixes]
-    listed = list_pairs(locations)
+    listed = ListedPair.list_all(locations)
     opened = OPENS.map(lambda prefix: open_files(prefix, listed.get(prefix.uri)), locations)
     datasets = dict(zip(prefixes, opened, strict=True))
     bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, sources), datasets.values()), strict=True))
@@ -158,7 +157,7 @@ def open_files(prefix: Location, listed: ListedPair | None) -> DatasetFiles:
     """
     dataset = open_source(prefix, listed=listed)
     if not dataset.num_parts:
-        require_sums(dataset.bin, dataset.codec, dataset.sums is not None)
+        dataset.require_sums()
         dataset.check_size(dataset.index.counts)
     return dataset
 

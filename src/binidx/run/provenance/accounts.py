@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from binidx.errors import redacted, trims_traceback
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
-from binidx.order.blended_order import list_members, map_sources
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import key_samples
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
@@ -193,7 +192,7 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
         blocks = (order.list_sources[slice(*rows)] for rows in cut((0, len(order.list_sources)), STRETCH_POSITIONS))
         sizes = sum(np.bincount(block, minlength=len(keys)) for block in blocks)
         planned = sizes - order.count_reads([(0, first * order.reading.knows_earlier)])[0]
-    counts, members = np.array([planned, *read, *(read - untrained)]), list_members(order.order)
+    counts, members = np.array([planned, *read, *(read - untrained)]), order.reads.members
     for number, key in enumerate(keys):
         numbers.setdefault(key, []).append(number)
 
@@ -204,7 +203,7 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
         built = documents, tokens, sum(len(members[each]) for each in own), in_run
         return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
 
-    rows = map_sources(order.order, [own[0] for own in numbers.values()], account_source)
+    rows = order.reads.map_sources([own[0] for own in numbers.values()], account_source)
     return dict(zip(numbers, rows, strict=True))
 
 

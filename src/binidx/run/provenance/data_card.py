@@ -18,7 +18,6 @@ from typing import Any
 
 from binidx.errors import ConfigError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.sidecars.lineage import read_lineage
 from binidx.format.source import DatasetFiles, open_source
 from binidx.run.history import RunHistory
 from binidx.run.provenance.accounts import account
@@ -104,7 +103,7 @@ def _domains(dataset: DatasetFiles, most: int) -> dict[str, Any]:
     import pyarrow.compute as compute
 
     counts = Counter[str]()
-    for table in read_lineage(dataset):
+    for table in dataset.lineage():
         hosts = compute.struct_field(compute.extract_regex(table["id"], r"^https?://(?:www\.)?(?P<host>[^/:?#]+)"), 0)
         for pair in compute.value_counts(hosts.drop_null()).to_pylist():
             counts[pair["values"]] += pair["counts"]

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.tokens import index_of
@@ -207,7 +206,7 @@ def read_ranges(
     Returns:
         All reads of the documents, and those of the ranges, by number of the read; those of a sample come together.
     """
-    if isinstance(order.given_config, GPTFIMDatasetConfig):
+    if order.given_config and order.given_config.moves_text:
         raise ConfigError("fim_rate: the order does not say which tokens are inputs; count those of loaded batches")
     ranges = ranges[np.lexsort((ranges[:, 2], ranges[:, 1]))]
     wanted = sorted_unique(ranges[:, 1])

@@ -38,7 +38,6 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
-from binidx.dataset.stored.baked import check_bakeable
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
@@ -50,7 +49,6 @@ from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import JobStage, run_stages
-from binidx.order.blended_order import list_members
 from binidx.order.document_packing import PackedOrder
 from binidx.order.order_protocols import Numbers
 from binidx.order.source_order import join_ranges
@@ -108,9 +106,9 @@ def plan_bake(order: RunOrder, steps: range, part_bytes: int = 1 << 30) -> Baked
     """
     check_planned(order, steps, "bake")
     config = order.config
-    if any(isinstance(member, PackedOrder) for member in list_members(order.order)):
+    if any(isinstance(member, PackedOrder) for member in order.reads.members):
         raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
-    check_bakeable(config)
+    config.check_bakeable()
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
     return Baked(**describe_samples(order, steps, max(1, part_bytes // stored)))
 

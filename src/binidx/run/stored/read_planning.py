@@ -21,7 +21,7 @@ from binidx.dataset.stored.planned import locate_plans
 from binidx.errors import ConfigError, trims_traceback
 from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
-from binidx.order.blended_order import MembersOrder, list_members
+from binidx.order.blended_order import MembersOrder
 from binidx.order.order_protocols import Order
 from binidx.order.source_order import SourceOrder
 from binidx.order.stored import planned_order
@@ -70,15 +70,14 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     Source: ours.
     """
     check_planned(order, steps, "plan")
-    members = list_members(order.order)
-    for member in members:
+    for member in order.reads.members:
         _check_member(member, order.config.sequence_length)
     is_single = order.reading.dataloader_type == "single"
     identity = order.order.identity if is_single else {"class": "PlannedDataset", "fingerprint": order.fingerprint}
     return ReadPlan(
         **describe_samples(order, steps, PART_SAMPLES),
         order=json.loads(json.dumps(identity, default=str)),
-        masks_ends=any(isinstance(member, SourceOrder) and member.ends_documents for member in members),
+        masks_ends=any(isinstance(member, SourceOrder) and member.ends_documents for member in order.reads.members),
         sources=OPENS.map(PlannedSource.of, order.sources),
     )
 

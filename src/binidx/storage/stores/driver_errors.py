@@ -102,7 +102,9 @@ def storage_errors(uri: str, need_bytes: int = 0) -> Iterator[None]:
 def translated(uri: str, error: Exception) -> BinidxError:
     """Return the error of `binidx.errors` for a driver's exception."""
     if isinstance(error, ImportError):
-        return missing_driver(uri, error)
+        driver = _driver(uri)
+        remedy = f"needs {driver.package}; pip install {driver.install}" if driver.package else error
+        return MissingDriverError(f"{uri}: {remedy}")
     if isinstance(error, NotADirectoryError):
         return StorageError(f"{uri}: a part of its path is a file, needed folders; name another place")
     if isinstance(error, FileNotFoundError):
@@ -155,13 +157,6 @@ def access_denied(path: str) -> AccessError:
     return AccessError(
         f"{path}: {os.strerror(errno.EACCES)}; check owner and mode of the file and its folders (ls -ld)"
     )
-
-
-def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
-    """Return the error for a driver that is not installed, with the way to install it."""
-    driver = _driver(uri)
-    remedy = f"needs {driver.package}; pip install {driver.install}" if driver.package else error
-    return MissingDriverError(f"{uri}: {remedy}")
 
 
 def _driver(uri: str) -> Driver:

@@ -68,23 +68,6 @@ def store_class(scheme: str) -> Any:
         return STORES["memory"]
 
 
-def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> Any:
-    """Return the store of a URI. No request is sent.
-
-    Args:
-        uri: URI of an object in the store.
-        storage_options: fsspec's own, and ours under the key "binidx".
-
-    Returns:
-        A `ReadableStore` or a `BlockingStore`; test for further protocols of `store_protocols` by `isinstance`.
-
-    Example:
-        >>> open_store("memory://bucket/key").prices().store
-        'other'
-    """
-    return store_class(scheme_of(uri))(uri, storage_options)
-
-
 def scheme_of(uri: str) -> str:
     """Return the scheme of a URI, as "s3" of s3://bucket/key; "file" for a path."""
     return uri.partition("://")[0] if "://" in uri else "file"
