@@ -293,10 +293,8 @@ def find_read(reads: Sequence[tuple[Order, int, int]], order: Order) -> tuple[ND
     """
     known: KnownSources = {}
     served = key_samples(known, order, 0, len(order))
-    end, (last, _, stop) = (
-        len(known) << VIEW_SOURCE_BITS,
-        reads[-1],
-    )  # samples of other indices have numbers from there on
+    end = len(known) << VIEW_SOURCE_BITS  # samples of other indices have numbers from there on
+    last, _, stop = reads[-1]
     read = np.concatenate([key_samples(known, *each) for each in reads])
     rest = key_samples(known, last, stop, len(last))
     left_out = np.isin(rest[rest < end], served, invert=True).sum()

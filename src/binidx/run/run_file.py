@@ -25,7 +25,7 @@ from binidx.dataset.split_requests import SplitRequests
 from binidx.dataset.staged import Stage
 from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
 from binidx.forks import cached_property
-from binidx.format.bin_file import strip_bin_suffix
+from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
@@ -345,7 +345,7 @@ def _folder(file: Location) -> str:
 def read_run_file(file: Location) -> bytes:
     """Return the bytes of a run's file; raise ConfigError if it is a dataset or one of its files."""
     try:
-        if file.uri == strip_bin_suffix(file.uri).removesuffix(".idx"):
+        if as_prefix(file.uri) in (file.uri, file.uri.rstrip("/")):
             return read_document(RUN_FILE, file)
     except StorageError:
         if not IndexedDataset.exists(file.uri, storage_options=file.options):
