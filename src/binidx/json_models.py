@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 import msgspec
-import xxhash
 
 from binidx.errors import BinidxError, FormatError, clipped
 from binidx.forks import ProcessLock
@@ -222,8 +221,3 @@ def _unknown_fields(value: Any, made: Any, path: str) -> Iterator[tuple[str, str
         if type(given) in (dict, list):
             step = f"[{name}]" if isinstance(name, int) else f".{clipped(name, MOST_QUOTED)}"
             yield from _unknown_fields(given, each, path + step)
-
-
-def json_digest(value: Any) -> str:
-    """Return the 128-bit digest of a JSON value, hex."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

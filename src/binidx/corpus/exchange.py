@@ -36,7 +36,7 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut, read_many
-from binidx.storage.requests.remote_object import object_identity, recorded_object
+from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.writing.publish import create_object
 
 HELD_BYTES = 1 << 30
@@ -156,8 +156,7 @@ def read_bucket(folder: Location, blocks: Sequence[Block], row: np.dtype[Any]) -
     """
     readers = list[RangeReader]()
     for block in blocks:
-        file = exchange_file(folder, block.name)
-        readers.append(open_stored(file, mmap=False, found=recorded_object(file.uri, block.identity)))
+        readers.append(open_stored(exchange_file(folder, block.name), mmap=False, identity=block.identity))
     bounds = ends_of(np.array([block.stop - block.start for block in blocks], np.int64))
     data, done = np.empty(bounds[-1], np.uint8), 0
     ranges = [

@@ -11,9 +11,12 @@ and zstd segments of this library begin.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import xxhash
 
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import redacted
@@ -21,6 +24,12 @@ from binidx.storage.codecs.segments import SEGMENT_BYTES
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
+
+
+def json_digest(value: Any) -> str:
+    """Return the 128-bit digest of a JSON value, hex: the name of a part, of all that decides its result."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
 
 LEAST_BYTES, MOST_BYTES, NUM_PARTS = 256 << 20, 1 << 30, 1024
 """Least and most bytes of a part, but for the last; number of parts between them."""

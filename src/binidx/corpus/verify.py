@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ROUND_BYTES
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.token_parts import PinnedDataset, json_digest, plan_ranges
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -32,7 +32,6 @@ from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import make_recorded_parts
-from binidx.json_models import json_digest
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import stream

@@ -13,8 +13,9 @@ import numpy as np
 
 from binidx.errors import ConfigError
 from binidx.explore.loss_curve import LossCurve
-from binidx.format.idx import CheckedIndex, open_index
+from binidx.format.idx import CheckedIndex
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.source import open_source
 from binidx.order.order_protocols import Source
 from binidx.order.source_order import StoredSource
 from binidx.packed.packed_run import PackedRunOrder, load_packed_run
@@ -26,8 +27,6 @@ from binidx.run.provenance.accounts import account
 from binidx.run.run_file import Run, is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
-from binidx.storage.ranged_arrays import open_cached_in_blocks
-from binidx.storage.requests.remote_object import object_exists
 
 DIGEST_LENGTH = 16
 """Hex digits of the digest in the addresses of pages."""
@@ -177,11 +176,9 @@ class Explored:
 
 def _open_in_ranges(prefix: Location) -> IndexedDataset:
     """Return a dataset of whose index parts are read as needed, and not checked; a virtual merge is opened whole."""
-    idx, options = prefix + ".idx", prefix.options
-    if not object_exists(idx):
-        return IndexedDataset(prefix.uri, storage_options=options)
-    count = len(open_index(open_cached_in_blocks(idx), idx.uri))
-    return IndexedDataset(prefix.uri, storage_options=options, checked=CheckedIndex(count, "", False, None))
+    source = open_source(prefix)
+    checked = None if source.num_parts else CheckedIndex(source.index.num_sequences, "", False, None)
+    return IndexedDataset(prefix.uri, storage_options=prefix.options, checked=checked)
 
 
 PACKED_BINS = 24

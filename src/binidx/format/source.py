@@ -211,7 +211,7 @@ class PairSource(DatasetFiles):
             mmap: whether a local file is mapped; its pages then count as memory of this process.
         """
         sums = None if self.sums is None else open_stored(self.sums, found=self._found.sums)
-        tokens = open_stored(self.bin, mmap=mmap, found=recorded_object(self.bin.uri, self.opened["bin"]))
+        tokens = open_stored(self.bin, mmap=mmap, identity=self.opened["bin"])
         return layered(tokens, self.bin, sums=sums, cache=False)
 
     def open_plain(self, *, mmap: bool = True) -> RangeReader:

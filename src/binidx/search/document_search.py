@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.token_parts import PinnedDataset, json_digest, plan_ranges
 from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.dataset_manifest import MANIFEST
@@ -29,7 +29,6 @@ from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.runner import check_stop
 from binidx.jobs.stages import make_recorded_parts
-from binidx.json_models import json_digest
 from binidx.native.token_search import FoldedTokens, TokenSearch, TokenTable
 from binidx.search.normalize import fold_table, normalize_query
 from binidx.storage.location import Location

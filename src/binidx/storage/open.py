@@ -242,12 +242,16 @@ def open_if_exists(location: Location, *, cache: Keep = None) -> RangeReader | N
     return None if found is None else open_object(location, cache=cache, found=found)
 
 
-def open_stored(location: Location, *, mmap: bool = True, found: Found | None = None) -> RangeReader:
+def open_stored(
+    location: Location, *, mmap: bool = True, found: Found | None = None, identity: Mapping[str, Any] | None = None
+) -> RangeReader:
     """Open the stored bytes of an object, without layers; read a file by ranges if it cannot be mapped.
 
     Args:
         found: result of an earlier HEAD of a remote object, which saves another one.
+        identity: recorded identity of a remote object, in place of `found`, as in `recorded_object`.
     """
+    found = found or recorded_object(location.uri, identity)
     if (path := location.local_path) is not None:
         try:
             if mmap:

@@ -24,11 +24,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.block_digests import Block, blocks_in_flight, find_difference
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.token_parts import PinnedDataset, json_digest, plan_ranges
 from binidx.forks import cached_property
 from binidx.jobs.parts import Values
 from binidx.jobs.runner import check_stop
-from binidx.json_models import json_digest
 from binidx.storage.codecs.checksums import SUMS, BlockSums
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location

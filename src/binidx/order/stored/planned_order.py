@@ -49,7 +49,7 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
-from binidx.storage.requests.remote_object import find_object, recorded_object
+from binidx.storage.requests.remote_object import find_object
 from binidx.storage.stores.identity import check_same
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
@@ -402,7 +402,6 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
 
 
 def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
-    found = None if location.local_path is not None else recorded_object(location.uri, identity)
-    stored = open_stored(location, mmap=mmap, found=found)
+    stored = open_stored(location, mmap=mmap, identity=identity)
     check_same(location, identity, stored.identity, "the read plan was written", remedy="")
     return stored

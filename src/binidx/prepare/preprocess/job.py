@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from binidx.corpus.token_parts import json_digest
 from binidx.errors import ConfigError, redacted
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import DType
-from binidx.json_models import json_digest
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, plan_slices
 from binidx.storage.open import codec_named

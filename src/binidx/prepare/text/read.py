@@ -32,7 +32,6 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.threads import map_in_flight
 
 LOCAL_BYTES = 1 << 20
@@ -207,7 +206,7 @@ def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | 
 def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
     try:
         # Requests are pinned to the version in the plan, so no HEAD request is needed.
-        reader = open_stored(location, found=recorded_object(piece.uri, piece.identity))
+        reader = open_stored(location, identity=piece.identity)
         piece.check_identity(reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
