@@ -50,19 +50,19 @@ RINGS = {
     "commands": ("tools", "__main__"),
 }
 """Packages around the core, which is all others: what a training step needs, or what two rings share."""
-LINES = {"core": (23_800, 20_500), "around it": (15_456, 14_400)}
+LINES = {"core": (23_551, 20_500), "around it": (15_405, 14_400)}
 """Most code lines of the core and of the rings: now, which only falls, and the budget that what-belongs.md states."""
 SEAM = 90
 """Most names in `core.pyi`, the list of names of the core on which the rings may build."""
-BESIDE = 124
+BESIDE = 116
 """Most names of the core that the rings import and the list lacks. It only falls."""
 TOUCHES = 3
 """Most modules of a ring that another ring imports; the commands may import all. It only falls."""
 CONSTANTS = 19
 """Most names of constants that several modules give different values. It only falls."""
-PATCHES = 117
+PATCHES = 116
 """Most monkeypatches of our own names in tests. It only falls: a size or a time that tests change is an argument."""
-LOCKS = (17, 8)
+LOCKS = (15, 8)
 """Most locks within a process in `src/binidx`: now, which only falls, and what the issue of machines demands."""
 
 MACHINES = (

@@ -12,11 +12,10 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.lineage import find_named
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
+from binidx.packed.packed_run import PackedRunOrder
 from binidx.run.global_order import SampleReads
 from binidx.run.history import Runs
 from binidx.run.provenance.exposures import count_exposures
-from binidx.run.reading import StoredBlocks
-from binidx.run.run_order import RunOrder
 from binidx.search.document_search import find_token_table
 from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location
@@ -44,11 +43,11 @@ def find_passage(history: Runs, arguments: argparse.Namespace) -> dict[str, Numb
 
 def reads_of_stored(
     history: Runs, samples: Collection[Numbers], stop_step: int
-) -> Iterator[tuple[RunOrder, SampleReads, TokenReads]]:
+) -> Iterator[tuple[PackedRunOrder, SampleReads, TokenReads]]:
     """Yield the reads of stored samples, whose names were given, in each run, and their contents."""
     if samples:
         for order, steps in history.orders(range(history.first_step, stop_step)):
-            if isinstance(order.order, StoredBlocks):
+            if isinstance(order, PackedRunOrder):
                 reads = order.reads_of(np.unique(np.concatenate([*samples])), steps.stop)
                 yield order, reads, order.contents(reads.sample)
 
@@ -58,10 +57,9 @@ def count_stored(history: Runs, stored: Mapping[str, Numbers], stop_step: int) -
     rows = []
     for name, samples in stored.items():
         for order, reads, _ in reads_of_stored(history, [samples], stop_step):
-            assert isinstance(order.order, StoredBlocks)
-            source, steps = order.order.label(int(samples[0]))["source"], reads.step.tolist()
+            source, steps = order.label(int(samples[0]))["source"], reads.step.tolist()
             counts = dict.fromkeys(("samples", "samples_trained", "times_started"), len(steps))
-            counts["tokens"] = len(steps) * order.order.sequence_length
+            counts["tokens"] = len(steps) * order.blocks.sequence_length
             ends = {"first_step": min(steps, default=None), "last_step": max(steps, default=None)}
             rows.append({"source": source, "document": name, **counts, **ends})
     return rows

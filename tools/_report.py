@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.explore.token_counts import count_lengths, read_token_ranges, token_bounds
-from binidx.format.idx import VERSION, DType, SequenceIndex
+from binidx.format.idx import VERSION, DType
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.source import PairSource, VirtualSource, open_source
+from binidx.format.source import DatasetFiles, PairSource, VirtualSource, open_source
 from binidx.run.display.sample_rows import known_origins
-from binidx.storage.interfaces import LayeredReader
 from binidx.storage.ranges import as_block_reader
 
 BLOCK = 1 << 20
@@ -32,7 +31,6 @@ def build_report(dataset: IndexedDataset, num_documents: int, num_tokens: int) -
     """
     index = dataset.index
     source = open_source(dataset.location)
-    stream = source.index
     return {
         "prefix": dataset.path_prefix,
         "version": VERSION,
@@ -44,14 +42,14 @@ def build_report(dataset: IndexedDataset, num_documents: int, num_tokens: int) -
         "empty_documents": count_empty_documents(index.document_indices),
         "empty_sequences": len(index) - int(np.count_nonzero(index.sequence_lengths)),
         "bin_bytes": dataset.bin_reader.size,
-        "idx_bytes": stream.reader.size,
+        "idx_bytes": source.index.reader.size,
         "stored": how_stored(dataset, source),
         "trailing_bytes": dataset.bin_reader.size - index.num_bytes,
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
             "percentiles": count_lengths(dataset).percentiles,
         },
-        "modes": count_modes(stream) if stream.sequence_modes is not None else None,
+        "modes": count_modes(source) if source.index.sequence_modes is not None else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
     }
 
@@ -66,10 +64,7 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
             {"prefix": pair.prefix.uri, "codec": pair.codec, "checksums": bool(pair.sums)} for pair in source.pairs
         ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
-    reader = dataset.bin_reader
-    while as_block_reader(reader) is None and isinstance(reader, LayeredReader):
-        reader = reader.reader
-    blocks = as_block_reader(reader)
+    blocks = as_block_reader(source.plain)
     if source.codec == "raw" or blocks is None:
         return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": bool(source.sums)}
     sizes = {"segments": blocks.num_blocks, "segment_bytes": blocks.block_bytes}
@@ -118,9 +113,9 @@ def count_empty_documents(bounds: NDArray[np.int64]) -> int:
     return sum(int((np.diff(piece) == 0).sum()) for piece in pieces)
 
 
-def count_modes(index: SequenceIndex) -> dict[str, int]:
+def count_modes(source: DatasetFiles) -> dict[str, int]:
     """Return mode -> number of sequences with this mode, of a multimodal dataset."""
     counts = np.zeros(256, np.int64)
-    for modes in index.modes():
+    for modes in source.index.modes():
         counts += np.bincount(modes.view(np.uint8), minlength=256)
     return {str(np.uint8(byte).view(np.int8)): int(counts[byte]) for byte in counts.nonzero()[0]}

@@ -20,7 +20,8 @@ from binidx.packed.packed_run import PackedRunOrder, load_packed_run
 from binidx.run.history import LoadPacked, RunHistory, Runs
 from binidx.run.loaded_dataset import load_dataset
 from binidx.run.provenance.exposures import EXPOSURE_STEPS, Exposures
-from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_file import Run
+from binidx.run.run_kind import is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps, split_sizes
 from binidx.storage.location import Location

@@ -145,14 +145,14 @@ def find(uri: str, storage_options: Mapping[str, Any] | None) -> str:
     from binidx.format.prefix_advice import did_you_mean
     from binidx.format.virtual import PARTS
     from binidx.storage.location import Location
-    from binidx.storage.requests.remote_object import head, list_page
+    from binidx.storage.requests.remote_object import list_page, object_identity
 
     location = Location.of(uri, storage_options)
     prefix = Location(as_prefix(uri), location.options)
     for each, name in ((prefix + ".idx", "a dataset"), (prefix + PARTS, "a virtual merge"), (location, "an object")):
         if not each.uri.endswith("/") and not os.path.isdir(each.local_path or ""):
             with contextlib.suppress(ObjectNotFoundError):
-                size = head(each, each.settings).size
+                size = object_identity(each)["size"]
                 return f"{name} of {size:,} bytes" if each is location else name
     if location.local_path and os.path.isdir(location.local_path):
         return "a folder"

@@ -65,13 +65,13 @@ def estimate(arguments: argparse.Namespace) -> int:
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
-    from binidx.format.bin_file import strip_end
+    from binidx.format.bin_file import as_prefix
 
     for name in inputs:
-        of_file = strip_end(name)
+        prefix = name if name.endswith("/") else as_prefix(name)
         bare = "." not in name.rpartition("/")[2] and not name.endswith("/") and not has_magic(name)
-        if of_file or (bare and binidx.IndexedDataset.exists(name, storage_options=storage_options)):
-            raise ConfigError(f"{name}: is a dataset, needed text; binidx inspect {of_file or name} says its tokens")
+        if prefix != name or (bare and binidx.IndexedDataset.exists(name, storage_options=storage_options)):
+            raise ConfigError(f"{name}: is a dataset, needed text; binidx inspect {prefix} says its tokens")
 
 
 def describe(corpus: CorpusEstimate) -> str:

@@ -133,7 +133,7 @@ def run_of_megatron(arguments: argparse.Namespace) -> binidx.Run:
 
 def resumed(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a run that continues another one; the samples consumed are those of that one by default."""
-    from binidx.run.run_file import is_packed_run
+    from binidx.run.run_kind import is_packed_run
     from binidx.storage.location import Location
 
     step, consumed = arguments.first_step or 0, arguments.consumed_samples

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from demo.corpus import train_bpe
 
-from binidx.prepare.tokenizers.engine_choice import find_new_code_points
+from binidx.prepare.tokenizers.gigatoken_engine import find_new_code_points
 from tests.bench.megatron_tools import find_checkout
 from tests.bench.table import Conditions, Row
 

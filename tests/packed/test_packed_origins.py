@@ -14,7 +14,7 @@ from binidx.packed import packed_order
 from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
-from binidx.packed.packed_run import load_packed_run
+from binidx.packed.packed_run import PackedReading, PackedRunOrder, load_packed_run
 from binidx.run.provenance.exposures import count_exposures
 from binidx.testing import check_order
 from binidx.tools import main
@@ -134,7 +134,7 @@ def test_files_are_opened_as_they_are_needed(tmp_path: Path) -> None:
         OrderReads(order).find(0, [4000])
     Path(f"{tmp_path}/packed/web.packed.json").unlink()
     with pytest.raises(ConfigError, match=r"web\.packed\.json: not found, so the documents of its files are not known"):
-        PackedBlocks(sets, ["web"], [files]).select_sources(None)
+        PackedRunOrder(PackedReading(sets, ["web"]), [files]).select_sources()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -31,7 +31,6 @@ from binidx.corpus.shuffle_buckets import assign_buckets
 from binidx.corpus.token_parts import PinnedDataset
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
-from binidx.format.idx import little_endian
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
@@ -120,9 +119,8 @@ def diff_datasets(
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
     for dataset in datasets:
-        if np.dtype(dataset.index.dtype).kind == "f":
-            dtype = dataset.index.dtype.__name__
-            raise ConfigError(f"{dataset.prefix}: tokens are {dtype}, documents are compared as integers")
+        if dataset.dtype.kind == "f":
+            raise ConfigError(f"{dataset.prefix}: tokens are {dataset.dtype.name}, documents are compared as integers")
         dataset.check_index(watch)
     workers = workers or Workers(count=1)
     is_here = workers.engine in (None, "local") and workers.executor is None and workers.shard is None
@@ -259,10 +257,9 @@ def hash_documents(pinned: PinnedDataset, documents: range) -> Iterator[NDArray[
         documents: numbers of neighbouring documents.
     """
     dataset = pinned.open()
-    dtype = little_endian(dataset.index.dtype)
 
     def widen(data: memoryview) -> memoryview:
-        return np.frombuffer(data, dtype).astype("<i8").view(np.uint8).data
+        return np.frombuffer(data, dataset.dtype).astype("<i8").view(np.uint8).data
 
     place = documents.start, documents.stop
     for digests, _ in dataset.hash_documents(pinned.reader(), xxhash.xxh3_128, widen, place):

@@ -36,7 +36,6 @@ from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.threads import OPENS, map_in_flight
-from binidx.storage.writing.concatenate import Join
 from binidx.storage.writing.publish import delete_object, write_object
 
 
@@ -107,11 +106,11 @@ def merge_datasets(
     with closing(rows), merged_index(opened, watch) as columns:
         rows.fill(watch)
         replace = functools.partial(rows.replace, 0)
-        bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
+        sizes = merge_tokens(opened, output, columns, replace, watch)
     dropped = any(pair.sums for dataset in opened.datasets for pair in dataset.source.pairs)
     output.say_complete(watch)
     counts, seconds = opened.counts(), time.monotonic() - began
-    return MergeResult(output.prefix.uri, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
+    return MergeResult(output.prefix.uri, *counts, *sizes, dropped, seconds, bool(rows))
 
 
 @contextmanager
@@ -145,7 +144,7 @@ def merge_tokens(
     columns: IndexColumns,
     remove_existing: Callable[[], object],
     watch: ProgressWatcher,
-) -> tuple[int, Join]:
+) -> tuple[int, int, str]:
     """Concatenate the tokens of all datasets, call `remove_existing`, and publish tokens and index.
 
     Args:
@@ -156,7 +155,7 @@ def merge_tokens(
         watch: is advanced by the bytes that are copied or compared.
 
     Returns:
-        The size of the `.bin` in bytes, and the Join that copied or compared it.
+        Bytes of the `.bin`, those that passed through this process, and how it was copied: see `MergeResult`.
 
     Raises:
         FormatError: a `.bin` has fewer bytes than its index needs, or is compressed and has more.
@@ -165,8 +164,8 @@ def merge_tokens(
     pieces = list(itertools.chain.from_iterable(of_datasets))
     pairs = [pair for dataset in sources.datasets for pair in dataset.source.pairs]
     pieces += PairSource.joined_end(target.bin.uri, target.codec, pairs)
-    join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
-    return sum(piece.num_bytes for piece in pieces), join
+    moved = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
+    return sum(piece.num_bytes for piece in pieces), *moved
 
 
 READ_AHEAD_ITEMS, READ_AHEAD_INDICES = 1 << 17, 16

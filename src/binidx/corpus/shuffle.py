@@ -58,7 +58,6 @@ from binidx.corpus.whole_dataset import (
 )
 from binidx.forks import cached_property
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
-from binidx.format.idx import SequenceIndex
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Values, Workers
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
@@ -186,14 +185,14 @@ def _write_here(
         for dataset in datasets:
             count = dataset.index.num_documents
             plain = dataset.source.open_plain(mmap=False)  # mapped pages would count as memory of this process
-            _distribute(dataset.index, plain, range(count), seed, first, buckets, watch)
+            _distribute(dataset, plain, range(count), seed, first, buckets, watch)
             first += count
         watch.begin("in order", token_bytes, 0)
         _append(output, buckets.sorted(), watch)
 
 
 def _distribute(
-    index: SequenceIndex,
+    dataset: WholeDataset,
     plain: RangeReader,
     documents: range,
     seed: int,
@@ -206,9 +205,9 @@ def _distribute(
     Args:
         first: number of the dataset's first document among those of all sources.
     """
-    for block in index.documents(len(documents), documents.start):
+    for block in dataset.index.documents(len(documents), documents.start):
         keys = shuffle_keys(seed, first + block.first, len(block))
-        bounds = block.token_bounds() * index.dtype_size
+        bounds = block.token_bounds() * dataset.index.dtype_size
         for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             check_stop()
             start, stop = bounds[[low, high]].tolist()
@@ -319,8 +318,7 @@ class _ShuffleParts:
         """Write some documents, grouped by bucket."""
         pinned, first = self.sources[task.number], sum(count for count, _ in self.counts[: task.number])
         with contextlib.closing(ExchangeWriter(self.num_buckets, DOCUMENT, self.scratch)) as writer:
-            index, plain = pinned.open().index, pinned.reader()
-            _distribute(index, plain, task.rows, self.seed, first, writer, SilentWatcher())
+            _distribute(pinned.open(), pinned.reader(), task.rows, self.seed, first, writer, SilentWatcher())
             return writer.publish(exchange_file(self.folder.location, task.name))
 
     def write_bucket(self, task: ExchangeTask) -> Values:

@@ -25,7 +25,6 @@ from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
-from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
 from binidx.jobs.parts import Values, Workers
@@ -114,8 +113,8 @@ def verify_dataset(
         raise ConfigError(f"{other}, quick: found both, need one; quick reads no tokens")
     if vocab_size is not None and vocab_size < 1:
         raise ConfigError(f"vocab_size: found {vocab_size}, needs at least 1")
-    if vocab_size is not None and np.dtype(index.dtype).kind == "f":
-        raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
+    if vocab_size is not None and dataset.dtype.kind == "f":
+        raise ConfigError(f"{dataset.prefix}: tokens are {dataset.dtype.name}, a vocabulary needs integers")
     if records is not None and workers is None:
         raise ConfigError("records: found no workers, which write them; give workers, too")
     plain = dataset.source.open_plain()
@@ -128,12 +127,12 @@ def verify_dataset(
         folder = None if records is None else Location.of(records, storage_options)
         findings = _find_by_workers(dataset, parts, workers, folder, watch)
     dataset.source.check_unchanged()
-    number = float if np.dtype(index.dtype).kind == "f" else int
+    number = float if dataset.dtype.kind == "f" else int
     bounds = [number(bound) for finding in findings for bound in finding.bounds]
     compared = sum(finding.compared for finding in findings) if lineage else None
     num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
     counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
-    names, sizes = (dataset.prefix, index.dtype.__name__), (plain.size, plain.size - dataset.num_bytes)
+    names, sizes = (dataset.prefix, dataset.dtype.name), (plain.size, plain.size - dataset.num_bytes)
     token_range = (min(bounds), max(bounds)) if bounds else None
     checked, seconds = None if quick else dataset.source.checked_by, time.monotonic() - began
     found = Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
@@ -283,7 +282,7 @@ def _read_tokens(
     dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]
 ) -> Finding:
     """Read all bytes of a part, also those after the last token."""
-    dtype, start, bounds = little_endian(dataset.index.dtype), part.start, list[Any]()
+    dtype, start, bounds = dataset.dtype, part.start, list[Any]()
     try:
         for data in stream(plain, part.stop, start=start):
             tokens = np.frombuffer(data[: max(part.num_bytes - start, 0)], dtype)

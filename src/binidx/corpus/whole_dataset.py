@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, warn_once
@@ -38,7 +39,7 @@ from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparingWriter
-from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
+from binidx.storage.writing.concatenate import SourcePiece, open_join
 from binidx.storage.writing.publish import delete_object, write_object
 
 Options = Mapping[str, Any] | None
@@ -89,6 +90,11 @@ class WholeDataset:
         self.prefix = prefix.uri
         self.source = open_source(prefix, distrust_sums=distrust_sums, listed=listed)
         self.index = self.source.index
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Stored type of a token, little-endian."""
+        return np.dtype(self.index.dtype).newbyteorder("<")
 
     @property
     def num_bytes(self) -> int:
@@ -372,11 +378,14 @@ class DatasetTarget:
         watch: ProgressWatcher,
         check: Callable[[], object],
         remove_existing: Callable[[], object],
-    ) -> Join:
+    ) -> tuple[int, str]:
         """Assemble the tokens from pieces, inside the store if it can, or compare them; then publish the dataset.
 
         Args:
             check, remove_existing: called right before the tokens become visible.
+
+        Returns:
+            The number of bytes that passed through this process, and how the tokens were copied: see `MergeResult`.
         """
         # The codec that is left to do for the pieces: none if they are moved as they are stored.
         codec = "raw" if codec_named(self.codec).joining else self.codec
@@ -387,7 +396,7 @@ class DatasetTarget:
             self.publish(columns, check, lambda: join.publish(remove_existing))
         finally:
             join.abandon()
-        return join
+        return join.moved_bytes, join.how
 
 
 class DatasetOutput:

@@ -22,7 +22,8 @@ from binidx.run.display.sample_text import TokenText
 from binidx.run.display.timeline import Timeline, build_timeline
 from binidx.run.history import RunHistory, Runs
 from binidx.run.provenance.accounts import account
-from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_file import Run
+from binidx.run.run_kind import is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists

@@ -12,7 +12,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.packed.packed_convert import document_ends
 from binidx.storage.ranges import cut
 
 BLOCK = 1 << 20
@@ -133,8 +132,8 @@ class Duplicates:
 
 def token_bounds(dataset: IndexedDataset, documents: range) -> list[int]:
     """Return the bounds of consecutive documents in the tokens of all documents, n + 1."""
-    first = dataset.index.tokens_before(int(dataset.index.document_indices[documents.start]))
-    return [first, *document_ends(dataset.index, documents).tolist()]
+    sequences = dataset.index.document_indices[documents.start : documents.stop + 1]
+    return [*map(int, dataset.index.tokens_before(sequences))]
 
 
 def read_token_ranges(dataset: IndexedDataset, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:

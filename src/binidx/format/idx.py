@@ -41,7 +41,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
@@ -326,15 +326,16 @@ class SequenceIndex:
         code = DType.code_from_dtype(self.dtype)
         return Sequences(self.sequence_lengths, self.sequence_pointers, dtype_code=code, item_bytes=self.dtype_size)
 
-    def tokens_before(self, sequence: int) -> int:
-        """Return the number of tokens before a sequence; `len(self)` stands for the end."""
-        if sequence == len(self):
-            return self.num_tokens
-        return int(self.sequence_pointers[sequence]) // self.dtype_size
+    def tokens_before(self, sequences: ArrayLike) -> NDArray[np.int64]:
+        """Return the number of tokens before each of some sequences, of their shape; `len(self)` stands for the end."""
+        numbers = np.asarray(sequences, np.int64)
+        tokens, inner = np.full(numbers.shape, self.num_tokens), numbers < len(self)
+        tokens[inner] = self.sequence_pointers[numbers[inner]] // self.dtype_size
+        return tokens
 
     def tokens_of(self, sequences: range) -> int:
         """Return the number of tokens of consecutive sequences, by two pointers: a sum of 10^8 lengths takes 0.2 s."""
-        return self.tokens_before(sequences.stop) - self.tokens_before(sequences.start)
+        return int(np.diff(self.tokens_before([sequences.start, sequences.stop]))[0])
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:
         """Yield blocks of sequence lengths, checked against the sequence pointers."""
@@ -392,7 +393,7 @@ class SequenceIndex:
             count: None: up to the last one.
         """
         stop_at = self.num_documents if count is None else min(start + count, self.num_documents)
-        token = self.tokens_before(int(self.document_indices[start])) if start else 0
+        token = int(self.tokens_before(self.document_indices[start])) if start else 0
         columns = [self.sequence_lengths, *([] if self.sequence_modes is None else [self.sequence_modes])]
         for first, stop in cut((start, stop_at), BLOCK_VALUES):
             (bounds,) = _read_rows([self.document_indices], first, stop + 1)

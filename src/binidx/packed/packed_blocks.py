@@ -26,10 +26,9 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import index_of
 from binidx.json_models import JsonFile, Positive
 from binidx.order.blended_order import MembersOrder
-from binidx.order.order_protocols import Numbers, Order, Source
-from binidx.order.reads import SampleOrigins
+from binidx.order.order_protocols import Numbers, Order
 from binidx.order.source_order import SourceOrder, StoredSource, join_ranges, sorted_unique
-from binidx.packed.packed_files import PackedFiles, read_blocks
+from binidx.packed.packed_files import PackedFiles
 from binidx.packed.packed_order import PackedSet
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
@@ -291,48 +290,7 @@ class PackedBlocks(MembersOrder):
             if group.problem and number in sets:
                 raise ConfigError(group.problem)
 
-    def list_unknown(self) -> Sequence[str]:
-        return [group.problem for _, group in self.groups if group.problem]
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        return self.files[0].storage_options if self.files else None
-
     @property
     def sequence_length(self) -> int:
         """Number of input tokens of a block, whose last one is a label alone; 0 without files."""
         return self.files[0].block_size - 1 if self.files else 0
-
-    def describe(self, samples: Numbers) -> tuple[SampleOrigins, Mapping[str, Numbers]]:
-        number, file, block, passes = self.blocks_of(samples).T
-        own = file * self.num_blocks[number] + block
-        return SampleOrigins(number, own, passes), {"file": file, "block": block}
-
-    def label(self, sample: int) -> dict[str, Any]:
-        ((number, file, block, epoch),) = self.blocks_of(np.array([sample])).tolist()
-        own, uri = file * self.sets[number].num_blocks + block, self.files[number].uris[file] if self.files else ""
-        return {"sample": own, "source": self.names[number], "epoch": epoch, "file": uri, "block": block}
-
-    def read(self, samples: Numbers) -> NDArray[Any]:
-        if self.files is None:
-            raise ConfigError("packed run: has no files to read tokens from; give files")
-        return read_blocks(self.files, self.blocks_of(samples))
-
-    def samples_named(self, name: str) -> Numbers:
-        (uri, _, block), blocks = name.rpartition(":"), []
-        for number, files in enumerate(self.files or ()):
-            if uri in files.uris and block.isdecimal():
-                if int(block) >= files.num_blocks:
-                    raise ConfigError(f"{uri}: block {block}, it has {files.num_blocks:,}, counted from 0")
-                blocks.append((number, files.uris.index(uri), int(block), 0))
-        return self.samples_of(np.array(blocks, np.int64).reshape(-1, 4))
-
-    def select_sources(self, name: str | None) -> Mapping[str, Source]:
-        sets = [number for number, each in enumerate(self.names) if each == name] or range(len(self.names))
-        self.check_known(sets)
-        sources = {each.sources[0].name: each.sources[0] for number, _, each in self.known if number in sets}
-        if name is None or name in self.names:
-            return sources
-        if name not in sources:
-            raise ConfigError(f"--source: found {name}, needs one of {', '.join([*self.names, *sources])}")
-        return {name: sources[name]}

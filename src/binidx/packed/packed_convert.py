@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
 from binidx.errors import ConfigError, ObjectExistsError
-from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.jobs.parts import Values, Workers, make_parts
@@ -181,32 +180,25 @@ class _FileWriter:
         """Return the tokens at some places of the stream."""
         documents = range(0)
         if self.add_separator:
-            documents = range(count_ended(dataset.index, first), count_ended(dataset.index, stop))
+            documents = range(count_ended(dataset, first), count_ended(dataset, stop))
         start, end = first - documents.start, stop - documents.stop
         size = dataset.index.dtype_size
         tokens = np.frombuffer(dataset.bin_reader.read([(start * size, end * size)])[0], self.header.dtype)
         if not documents:
             return tokens
-        return np.insert(tokens, document_ends(dataset.index, documents) - start, self.sep_token)
+        ends = dataset.index.tokens_before(dataset.document_indices[documents.start + 1 : documents.stop + 1])
+        return np.insert(tokens, ends - start, self.sep_token)
 
 
-def count_ended(index: SequenceIndex, place: int) -> int:
+def count_ended(dataset: IndexedDataset, place: int) -> int:
     """Return the number of documents whose separator is before a place of the stream, by bisection.
 
     The separator of document d is at E + d, where E is the number of tokens of the documents 0 to d.
     """
-    sequences = index.document_indices
+    index, sequences = dataset.index, dataset.document_indices
     return bisect.bisect_left(
-        range(len(sequences) - 1), place, key=lambda d: index.tokens_before(int(sequences[d + 1])) + d
+        range(len(sequences) - 1), place, key=lambda d: int(index.tokens_before(sequences[d + 1])) + d
     )
-
-
-def document_ends(index: SequenceIndex, documents: range) -> NDArray[np.int64]:
-    """Return the number of tokens up to the end of each of these documents, counted from the first token of all."""
-    sequences = index.document_indices[documents.start + 1 : documents.stop + 1]
-    ends, inner = np.full(len(sequences), index.num_tokens), sequences < len(index)
-    ends[inner] = index.sequence_pointers[sequences[inner]] // index.dtype_size
-    return ends
 
 
 def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:

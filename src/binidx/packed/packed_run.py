@@ -21,25 +21,31 @@ Tables of its order have blocks instead of documents:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
 from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.order.order_protocols import Numbers
+from binidx.order.order_protocols import Numbers, Source
+from binidx.order.reads import SampleOrigins, TokenReads
 from binidx.packed.packed_blocks import PackedBlocks
-from binidx.packed.packed_files import PackedFiles
+from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
-from binidx.run.run_order import RunOrder
+from binidx.run.run_order import STRETCH_POSITIONS, Docs, RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
+from binidx.storage.ranges import cut
+
+if TYPE_CHECKING:
+    from binidx.format.arrow import pa
 
 STRETCH_BLOCKS = 1 << 20
 """Number of blocks of a rank that are looked at together: 100 MB."""
@@ -207,9 +213,88 @@ class PackedRunOrder(RunOrder):
         return cast(PackedReading, self.reading)
 
     @property
+    def blocks(self) -> PackedBlocks:
+        """The order, with the files."""
+        return cast(PackedBlocks, self.order)
+
+    @property
     def files(self) -> Sequence[PackedFiles] | None:
         """Packed files of each set."""
-        return cast(PackedBlocks, self.order).files
+        return self.blocks.files
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        return self.files[0].storage_options if self.files else None
+
+    def samples_counted(self, positions: Numbers) -> Numbers:
+        samples = self.reading.samples_at(positions) % len(self.order)  # a block has the same tokens in every pass
+        counted: Numbers = samples[self.list_sources[samples] >= 0]
+        return counted
+
+    def select_sources(self, name: str | None = None) -> Mapping[str, Source]:
+        """Return datasets by their prefix: that of a prefix, those of a set, or all; ConfigError if not known."""
+        names = self.packed.names
+        sets = [number for number, each in enumerate(names) if each == name] or range(len(names))
+        self.blocks.check_known(sets)
+        sources = {each.sources[0].name: each.sources[0] for number, _, each in self.blocks.known if number in sets}
+        if name is None or name in names:
+            return sources
+        if name not in sources:
+            raise ConfigError(f"--source: found {name}, needs one of {', '.join([*names, *sources])}")
+        return {name: sources[name]}
+
+    def samples_named(self, name: str) -> Numbers:
+        (uri, _, block), blocks = name.rpartition(":"), []
+        for number, files in enumerate(self.files or ()):
+            if uri in files.uris and block.isdecimal():
+                if int(block) >= files.num_blocks:
+                    raise ConfigError(f"{uri}: block {block}, it has {files.num_blocks:,}, counted from 0")
+                blocks.append((number, files.uris.index(uri), int(block), 0))
+        return self.blocks.samples_of(np.array(blocks, np.int64).reshape(-1, 4))
+
+    def contents(self, samples: Numbers) -> TokenReads:
+        """Return the tokens of blocks, as whole pieces of their documents."""
+        return super().contents(samples).join_sequences()
+
+    def read(self, samples: Numbers) -> NDArray[Any]:
+        if self.files is None:
+            raise ConfigError("packed run: has no files to read tokens from; give files")
+        return read_blocks(self.files, self.blocks.blocks_of(samples))
+
+    def table(
+        self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False, trained: bool = True
+    ) -> pa.Table:
+        """Return an Arrow table of `readings`, with the columns above; without `file` and `block` if `docs` is None."""
+        from binidx.run.read_table import to_table
+
+        reads = self.readings(steps, rank)
+        number, file, block, passes = self.blocks.blocks_of(reads.sample).T
+        origins = SampleOrigins(number, file * self.blocks.num_blocks[number] + block, passes)
+        texts, columns = self.read(reads.sample) if tokens else None, {"file": file, "block": block} if docs else None
+        own = reads._replace(sample=origins.sample)
+        return to_table(own, origins, self.packed.names, texts, blocks=columns)
+
+    def label(self, sample: int, source: int = -1, epoch: int = 0) -> dict[str, Any]:
+        """Return the set of a block, its number there, its pass, file and number in it, and its dataset if known."""
+        ((number, file, block, epoch),) = self.blocks.blocks_of(np.array([sample])).tolist()
+        uri, packed = self.files[number].uris[file] if self.files else "", self.packed
+        row = {"sample": file * packed.sets[number].num_blocks + block, "source": packed.names[number]}
+        row |= {"epoch": epoch, "file": uri, "block": block}
+        return row if source < 0 else {**row, "dataset": self.sources[source].name}
+
+    def list_unknown(self) -> Sequence[str]:
+        return [group.problem for _, group in self.blocks.groups if group.problem]
+
+    def count_unknown(self, stop: int) -> Iterable[tuple[str, int, int, int]]:
+        if not self.list_unknown():
+            return []
+        sets, names = self.blocks.blocks_of(np.arange(len(self.order)))[:, 0], self.packed.names
+        own = np.where(self.list_sources < 0, sets + 1, 0)  # 0: counted with its dataset
+        sizes, read = np.bincount(own, minlength=len(names) + 1), np.zeros(len(names) + 1, np.int64)
+        for stretch in cut((0, stop), STRETCH_POSITIONS):
+            read += np.bincount(own[self.reading.samples_at(np.arange(*stretch)) % len(own)], minlength=len(read))
+        counts = zip(names, sizes[1:].tolist(), read[1:].tolist(), strict=True)
+        return [(name, size, count, self.blocks.sequence_length) for name, size, count in counts if size]
 
     def run_of(self, rank: int) -> PackedRun:
         """Return the blocks of one rank, by position.

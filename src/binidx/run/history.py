@@ -24,7 +24,8 @@ from binidx.forks import cached_property
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.view import describe_place, find_read
 from binidx.run.joined_sources import JoinedSources, join_sources
-from binidx.run.run_file import Run, is_packed_run
+from binidx.run.run_file import Run
+from binidx.run.run_kind import is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location

@@ -8,13 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
-from binidx.order.order_protocols import Numbers, Source
-from binidx.order.reads import SampleOrigins
+from binidx.order.order_protocols import Numbers
 from binidx.run.global_order import SampleReads
 from binidx.run.schedule import BatchSchedule
 
@@ -61,36 +57,3 @@ class Reading(Protocol):
             num_epochs: that of the order.
             stop_step: the step.
         """
-
-
-@runtime_checkable
-class StoredBlocks(Protocol):
-    """Capability of an order whose samples are stored themselves, as blocks of packed files, and have names."""
-
-    names: Sequence[str]
-    """Names of the sets of files."""
-
-    @property
-    def sequence_length(self) -> int:
-        """Number of input tokens of a sample."""
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None: ...
-
-    def describe(self, samples: Numbers) -> tuple[SampleOrigins, Mapping[str, Numbers]]:
-        """Return the set, the number there and the pass of each sample, and further columns of tables."""
-
-    def label(self, sample: int) -> dict[str, Any]:
-        """Return the columns of a row that name a sample."""
-
-    def read(self, samples: Numbers) -> NDArray[Any]:
-        """Return the tokens of samples, one row each."""
-
-    def samples_named(self, name: str) -> Numbers:
-        """Return the sample with a name; none if it is no such name."""
-
-    def list_unknown(self) -> Sequence[str]:
-        """Return a message about each group of files whose dataset, and so whose documents, are not known."""
-
-    def select_sources(self, name: str | None) -> Mapping[str, Source]:
-        """Return datasets by their prefix: that of a prefix, those of a set, or all; ConfigError if not known."""

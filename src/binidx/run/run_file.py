@@ -22,19 +22,17 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.split_requests import SplitRequests
 from binidx.dataset.staged import Stage
-from binidx.errors import ConfigError, StorageError, redacted, trims_traceback
+from binidx.errors import ConfigError, redacted, trims_traceback
 from binidx.forks import cached_property
-from binidx.format.bin_file import strip_bin_suffix
-from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual import check_named
 from binidx.html_table import format_html_table
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
+from binidx.run.run_kind import describes_packed, read_run_file
 from binidx.run.saved_tokenizer import SavedTokenizer
 from binidx.run.schedule import BatchSchedule, Rampup, divide_phases, parse_thresholds
 from binidx.storage.location import Location
-from binidx.storage.open import read_document
 from binidx.storage.writing.publish import create_object
 
 
@@ -341,27 +339,6 @@ def _folder(file: Location) -> str:
     return file.absolute.removesuffix(file.absolute.rpartition("/")[2])
 
 
-def read_run_file(file: Location) -> bytes:
-    """Return the bytes of a run's file; raise ConfigError if it is a dataset or one of its files."""
-    try:
-        if file.uri == strip_bin_suffix(file.uri).removesuffix(".idx"):
-            return read_document(RUN_FILE, file)
-    except StorageError:
-        if not IndexedDataset.exists(file.uri, storage_options=file.options):
-            raise
-    raise ConfigError(
-        f"{file}: not the file of a run (found a dataset, needs JSON with config, sizes and batch size); describe it "
-        "by --sequence-length, --world, --micro-batch-size and --global-batch-size, or write its file in Python: "
-        "binidx.save_run(loader, 'run.json', global_batch_size=N)"
-    )
-
-
-def is_packed_run(file: Location) -> bool:
-    """Return whether a file describes a run over packed files; raise ConfigError if it is not the file of a run."""
-    values = RUN_FILE.parse(read_run_file(file), file.uri)
-    return isinstance(values, dict) and "fork" in values
-
-
 def format_run(run: Run) -> bytes:
     """Return the file of a run; `parse_run` is the inverse."""
     written, stages = _rename_paths(run, run.config.written_paths.opened)
@@ -393,7 +370,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         ConfigError: it is no JSON object, or a field is missing, invalid, or unknown and may change the samples.
     """
     values = RUN_FILE.parse(text, "")
-    if isinstance(values, dict) and "fork" in values:
+    if describes_packed(values):
         raise ConfigError(
             "a run over packed files; trace, where, account and order take it, and binidx.packed.load_packed_run"
         )

@@ -38,7 +38,7 @@ from binidx.order.source_order import SourceOrder, sorted_unique
 from binidx.order.view import ViewOrder
 from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.joined_sources import JoinedSources, join_sources
-from binidx.run.reading import Reading, StoredBlocks
+from binidx.run.reading import Reading
 from binidx.run.run_file import Run
 from binidx.run.run_parts import PerProcess
 from binidx.storage.ranges import cut
@@ -68,6 +68,8 @@ class RunOrder:
     Example:
         order = RunOrder.of(binidx.Run.load("run.json"))
         order.table(range(41_200, 41_201), rank=17)
+
+    `packed.PackedRunOrder`, the order of a run over packed files, gives other answers where blocks stand for documents.
 
     Source: ours; indices as in Megatron Core, samplers as in Megatron-LM.
     """
@@ -203,21 +205,27 @@ class RunOrder:
         """
         counts = np.zeros((2, len(self.sources)), np.int64)
         for stretch in (stretch for span in spans for stretch in cut(span, STRETCH_POSITIONS)):
-            samples = self.reading.samples_at(np.arange(*stretch))
-            if isinstance(self.order, StoredBlocks):
-                samples %= len(self.order)  # a block has the same tokens in every pass
-                samples = samples[self.list_sources[samples] >= 0]
+            samples = self.samples_counted(np.arange(*stretch))
             own, inputs = self.list_sources[samples], self.count_inputs(samples)
             counts += [np.bincount(own, each, len(counts[0])).astype(np.int64) for each in (None, inputs)]
         return counts
 
+    def samples_counted(self, positions: Numbers) -> Numbers:
+        """Return the samples at some positions that have a source."""
+        return self.reading.samples_at(positions)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the run is over packed files."""
+        return self.given_config is None
+
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the stores of the sources."""
-        return self.order.storage_options if isinstance(self.order, StoredBlocks) else self.config.storage_options
+        return self.config.storage_options
 
     def _repr_html_(self) -> str | None:
-        if self.given_config is None:  # shown as text
+        if self.is_packed:  # shown as text
             return None
         schedule, steps = self.reading.schedule, self.num_steps()
         names = ("steps", "samples", "samples a step", "tokens a sample", "ranks", "order", "sources")
@@ -269,14 +277,10 @@ class RunOrder:
         Raises:
             ConfigError: there is no such source, or the datasets of files are not known.
         """
-        if isinstance(self.order, StoredBlocks):
-            return self.order.select_sources(name)
         return self.joined.select(name)
 
     def samples_named(self, name: str) -> Numbers:
         """Return the samples that are the block FILE:BLOCK of packed files; none if `name` is no such name."""
-        if isinstance(self.order, StoredBlocks):
-            return self.order.samples_named(name)
         return np.empty(0, np.int64)
 
     def orders(self, steps: range) -> Iterator[tuple[RunOrder, range]]:
@@ -305,8 +309,26 @@ class RunOrder:
 
     def contents(self, samples: Numbers) -> TokenReads:
         """Return the tokens that samples of the train split read; of a stored block, whole pieces of its documents."""
-        reads = self.reads.trace(samples)
-        return reads.join_sequences() if isinstance(self.order, StoredBlocks) else reads
+        return self.reads.trace(samples)
+
+    def label(self, sample: int, source: int = 0, epoch: int = 0) -> dict[str, Any]:
+        """Return the columns of a row that name a sample: its source and epoch; of packed files its block."""
+        return {"source": self.sources[source].name, "epoch": epoch}
+
+    def list_unknown(self) -> Sequence[str]:
+        """Return a message about each group of packed files whose dataset, and so whose documents, are not known."""
+        return []
+
+    def count_unknown(self, stop: int) -> Iterable[tuple[str, int, int, int]]:
+        """Return the blocks of each set of packed files whose dataset is not known.
+
+        Args:
+            stop: position before which reads are counted.
+
+        Returns:
+            Name of the set, number of its blocks, number of their reads, and number of input tokens of a block.
+        """
+        return []
 
     def sources_of(self, samples: Numbers) -> Numbers:
         """Return the source of each sample; -1 if it is not known."""
@@ -383,10 +405,6 @@ class RunOrder:
 
         reads = self.readings(steps, rank)
         texts = self.read(reads.sample) if tokens else None
-        if isinstance(self.order, StoredBlocks):
-            origins, columns = self.order.describe(reads.sample)
-            own, blocks = reads._replace(sample=origins.sample), columns if docs else None
-            return to_table(own, origins, self.order.names, texts, blocks=blocks)
         schedule = self.reading.schedule
         of_rows = schedule.trains(reads.step) if trained or schedule.skipped_steps else None
         trace = {"ends": self.reads.trace_documents, "spans": self.reads.trace, None: self.reads.trace_origins}[docs]
@@ -404,8 +422,6 @@ class RunOrder:
         Raises:
             StorageError: the tokens cannot be read.
         """
-        if isinstance(self.order, StoredBlocks):
-            return self.order.read(samples)
         return [text.astype(self.token_dtype) for text in self.reads.read_text(samples)]
 
     @property

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
 from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import ConfigError, FormatError
-from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
 from binidx.jobs.parts import Values, Workers
@@ -248,7 +247,7 @@ class _Search:
                 try:
                     hits = search.scan(data, inside, is_open=bool(bounds[last] > stop))
                 except IndexError as error:
-                    number = np.frombuffer(data, little_endian(dataset.index.dtype))[error.args[0]]
+                    number = np.frombuffer(data, dataset.dtype)[error.args[0]]
                     document = block.first + int(bounds.searchsorted(at + error.args[0], "right")) - 1
                     raise FormatError(
                         f"{dataset.source.bin}: document {document}: id outside the tokenizer's vocabulary "
@@ -261,7 +260,7 @@ class _Search:
 
     def _stored(self, dataset: WholeDataset) -> list[bytes]:
         """Return the patterns as bytes of text, or of tokens as the dataset stores them."""
-        dtype = np.dtype(little_endian(dataset.index.dtype))
+        dtype = dataset.dtype
         if dtype.kind == "f":
             raise FormatError(f"{dataset.prefix}: tokens are {dtype.name}, a search needs integers")
         stored = list[bytes]()

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError
 from binidx.format.document_blocks import batch_by_size
-from binidx.format.idx import little_endian
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.native.token_search import TokenTable
 from binidx.order.order_protocols import Numbers, Source
@@ -56,7 +55,7 @@ def locate_matches(
     Raises:
         ObjectChangedError: the tokens are not those that were searched.
     """
-    dtype = little_endian(dataset.index.dtype)
+    dtype = dataset.dtype
     texts = [normalize_query(each) if normalize and isinstance(each, str) else each for each in patterns]
     encoded = [each.encode() if isinstance(each, str) else np.array(each, dtype).tobytes() for each in texts]
     sizes_of, unit = np.array([*map(len, encoded)]), 1 if table else dtype.itemsize

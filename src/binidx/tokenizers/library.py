@@ -21,22 +21,22 @@ def missing_package(package: str) -> str | None:
 class LibraryError(FormatError):
     """Failure of a tokenizer's library on the tokenizer's file or on a text."""
 
+    @classmethod
+    @contextlib.contextmanager
+    def of_library(cls, subject: str) -> Iterator[None]:
+        """Raise this error for the exceptions of a library, also for a panic of Rust code, which is no Exception.
 
-@contextlib.contextmanager
-def library_errors(subject: str) -> Iterator[None]:
-    """Raise LibraryError for the exceptions of a library, also for a panic of Rust code, which is no Exception.
-
-    A PanicException cannot be pickled, so a worker that raised one would look like a killed worker.
-    """
-    try:
-        yield
-    except (BinidxError, MemoryError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        A PanicException cannot be pickled, so a worker that raised one would look like a killed worker.
+        """
+        try:
+            yield
+        except (BinidxError, MemoryError):
             raise
-        kind = "" if type(error) in (Exception, RuntimeError, ValueError) else f"{type(error).__name__}: "
-        raise LibraryError(f"{subject}: {kind}{[*str(error).strip().splitlines(), ''][0][:300]}") from None
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            kind = "" if type(error) in (Exception, RuntimeError, ValueError) else f"{type(error).__name__}: "
+            raise cls(f"{subject}: {kind}{[*str(error).strip().splitlines(), ''][0][:300]}") from None
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,7 +79,7 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     package = "sentencepiece" if spec.kind == "sentencepiece" else "tokenizers"
     if missing_package(package):
         raise ConfigError(f"{spec.uri}: no engine that reads it is installed; pip install 'binidx[{package}]'")
-    with library_errors(f"{spec.uri}: {package} does not read it"):
+    with LibraryError.of_library(f"{spec.uri}: {package} does not read it"):
         library = load_library(spec, content)
 
     def decode(ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers between Arrow and NumPy: as pyarrow has them, in whatever slice of whatever chunks; without pandas."""
+"""Numbers between Arrow and NumPy: as pyarrow has them, in whatever slice; without pandas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ KINDS = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float64]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slices_and_chunks_are_what_pyarrow_says(kind: type) -> None:
+def test_slices_are_what_pyarrow_says(kind: type) -> None:
     random = np.random.default_rng(0)
     for _ in range(100):
-        parts = [random.integers(0, 2 if kind is np.bool_ else 100, random.integers(0, 40)).astype(kind) for _ in "abc"]
-        column = pa.chunked_array([pa.array(each) for each in parts])
+        column = pa.array(random.integers(0, 2 if kind is np.bool_ else 100, random.integers(0, 40)).astype(kind))
         start, length = random.integers(0, len(column) + 1), random.integers(0, 50)
-        for array in (column, column.slice(start, length), *column.slice(start, length).chunks):
+        for array in (column, column.slice(start, length)):
             found = to_numpy(array)
             assert found.dtype == kind
             assert found.tolist() == array.to_pylist()
@@ -67,7 +66,7 @@ def test_pandas_stays_away() -> None:
             sys.exit(print("old"))
         from binidx.corpus.lineage.lineage_writer import to_bitmap, to_arrow_strings, to_arrow
         from binidx.prepare.text.parquet_reader import to_numpy
-        to_numpy(pa.chunked_array([to_arrow(np.arange(3), pa.int64())]))
+        to_numpy(to_arrow(np.arange(3), pa.int64()))
         to_numpy(to_arrow_strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
         before = "pandas" in sys.modules
         pa.array(np.arange(3))

@@ -36,7 +36,7 @@ from binidx.prepare.preprocess.record import RECORD_FILE
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.tokenizers.engine_choice import FIRST_OF_WORKER
+from binidx.prepare.tokenizers.checked_engine import FIRST_OF_WORKER
 from binidx.storage.location import Location
 
 GOOD = [{"text": text} for text in texts(12, seed=5)]
@@ -223,7 +223,7 @@ def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
 
 def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from binidx.errors import MismatchError
-    from binidx.prepare.tokenizers.engine_choice import Gigatoken
+    from binidx.prepare.tokenizers.gigatoken_engine import Gigatoken
 
     honest = Gigatoken.encode
 

@@ -14,8 +14,8 @@ from helpers.text_oracle import read_file
 from isal import isal_zlib
 
 from binidx.errors import FormatError
-from binidx.prepare.text import read as reading
-from binidx.prepare.text.read import decompress_gzip, decompress_zstd
+from binidx.prepare.text import compressed_text
+from binidx.prepare.text.compressed_text import decompress_gzip, decompress_zstd
 from binidx.prepare.text.slices import Slice
 
 DATA = b"".join(b'{"text": "document %d"}\n' % number for number in range(300))
@@ -29,9 +29,9 @@ Compress = Callable[[bytes], bytes]
 def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to read gzip."""
     if request.param == "zlib":
-        monkeypatch.setattr(reading, "GZIP_LIBRARY", zlib)
+        monkeypatch.setattr(compressed_text, "GZIP_LIBRARY", zlib)
     else:
-        assert reading.GZIP_LIBRARY is isal_zlib
+        assert compressed_text.GZIP_LIBRARY is isal_zlib
 
 
 @pytest.mark.parametrize(("suffix", "compress"), NAMES.items())

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from binidx.errors import ConfigError
 from binidx.prepare.text.batch import PROBLEMS_BY_KIND
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.jsonl import LineReader, Lines
+from binidx.prepare.text.jsonl import Lines, parse_json_lines, parse_lines
 from binidx.prepare.text.read import read_slice
+from binidx.prepare.text.rows import RowReader
 from binidx.prepare.text.slices import Extent, ReadRequest, Slice, plan_slices
 from binidx.storage.location import Location
 
@@ -214,7 +215,8 @@ def test_many_random_lines_are_what_json_says() -> None:
     for seed in range(8):
         data = b"\n".join(random_lines(seed, 2500))
         request = ReadRequest(piece, ["text"], ["id"], 1 << 20, 1 << 30, Location(piece.uri), Extent())
-        batches, _ = LineReader(request).read(Lines(memoryview(data), 1))
+        rows = parse_lines(Lines(memoryview(data), 1), request, parse_json_lines)
+        batches, _ = RowReader(request, ("line", 1)).make_batches(rows, 0)
         documents, kinds, blank = by_json(data)
         assert [[each] for each in documents_of(batches[0])] == documents
         assert [each.kind for each in batches[0].problems] == kinds

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from helpers.text_oracle import VALUES, by_json, documents_of, random_line
 
-from binidx.prepare.text.jsonl import LineReader, Lines
+from binidx.prepare.text.jsonl import Lines, parse_json_lines, parse_lines
+from binidx.prepare.text.rows import RowReader
 from binidx.prepare.text.slices import Extent, ReadRequest, Slice
 from binidx.storage.location import Location
 
@@ -24,7 +25,8 @@ Row = tuple[int, int, list[list[str]], list[str | None]]
 def read(data: bytes) -> tuple[list[Row], list[tuple[int, str]]]:
     """Documents, and the line and kind of each that is none, as our reader says."""
     request = ReadRequest(PIECE, KEYS, FIELDS, 1 << 20, 1 << 30, Location(PIECE.uri), Extent())
-    batches, fields = LineReader(request).read(Lines(memoryview(data), 7))
+    rows = parse_lines(Lines(memoryview(data), 7), request, parse_json_lines)
+    batches, fields = RowReader(request, ("line", 1)).make_batches(rows, 0)
     texts = zip(*map(documents_of, batches), strict=True)
     values = zip(*(column.tolist() for column in fields), strict=True)
     rows, places = batches[0].rows.tolist(), (batches[0].positions - 7).tolist()

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from binidx import describe_tokenizer
 from binidx.errors import MismatchError
+from binidx.prepare.tokenizers.checked_engine import CheckedEngine
 from binidx.prepare.tokenizers.engine import Encoded, Engine
-from binidx.prepare.tokenizers.engine_choice import CheckedEngine, choose_engine, reference_engine
+from binidx.prepare.tokenizers.engine_choice import choose_engine, reference_engine
 
 
 class Wrong:

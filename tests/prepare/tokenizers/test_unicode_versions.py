@@ -10,7 +10,8 @@ import pytest
 from helpers.trained_tokenizers import any_code_point, buffers, lists, save
 
 from binidx import describe_tokenizer
-from binidx.prepare.tokenizers.engine_choice import RUNS, choose_engine, find_new_code_points, reference_engine
+from binidx.prepare.tokenizers.engine_choice import choose_engine, reference_engine
+from binidx.prepare.tokenizers.gigatoken_engine import RUNS, find_new_code_points
 
 UNSETTLED = {point for first, stop in RUNS.tolist() for point in range(first, stop)}
 

@@ -34,7 +34,7 @@ def check(prefix: str, options: dict[str, Any] | None = None) -> None:
     assert (len(found.index), found.index.num_tokens) == (len(dataset), dataset.index.num_tokens)
     bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
     ends = range(len(dataset) + 1)
-    assert count_tokens_before(found.index, {*ends}) == dict(zip(ends, bounds.tolist(), strict=True))
+    assert count_tokens_before(found, {*ends}) == dict(zip(ends, bounds.tolist(), strict=True))
 
 
 def test_tokens_before_any_sequence_are_the_sum_of_lengths(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
     at = 34 + 4 * count + 8 * 3
     Path(f"{prefix}.idx").write_bytes(whole[:at] + struct.pack("<q", 1 << 40) + whole[at + 8 :])
     with pytest.raises(FormatError, match="leave"):
-        count_tokens_before(open_files(Location.of(prefix), None).index, {3})
+        count_tokens_before(open_files(Location.of(prefix), None), {3})
     Path(f"{prefix}.idx").write_bytes(whole)
     Path(f"{prefix}.bin").write_bytes(b"ab")
     with pytest.raises(FormatError, match=r"its \.idx needs"):

@@ -34,13 +34,15 @@ from binidx.corpus.formats.peer_files import (
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.location import Location
-from binidx.storage.open import open_if_exists, open_object, read_whole
+from binidx.storage.open import open_object, read_whole
+from binidx.storage.requests.remote_object import object_exists
 
 
 def read_olmo(files: Sequence[Location], options: PeerOptions) -> Iterator[Tokens]:
     """Yield the documents of files of tokens without a header; a document does not go on in the next file."""
     assert options.eod is not None
-    bounds = [open_if_exists(file.beside(file.uri.removesuffix(".npy") + ".csv.gz")) for file in files]
+    beside = [file.beside(file.uri.removesuffix(".npy") + ".csv.gz") for file in files]
+    bounds = [open_object(file) if object_exists(file) else None for file in beside]
     options.watch.say(f"bounds by .csv.gz in {len(files) - bounds.count(None)} files, by EOD in {bounds.count(None)}")
     for file, rows in zip(files, bounds, strict=True):
         dtype, reader = options.required_dtype(str(file)), open_object(file, cache=False, codec="raw")

@@ -139,21 +139,20 @@ def limit_part_bytes(location: Location) -> Location:
 
 
 class PartWriter:
-    """Writer of all objects of a part but its record.
-
-    Args:
-        opened: stack of the caller; when it closes, temporary files that are not published are removed.
+    """Writer of all objects of a part but its record. `close` removes the temporary files that are not published.
 
     Attributes:
         datasets: key -> writer of its dataset.
         quarantined: number of rows in the quarantine.
     """
 
-    def __init__(self, files: JobFiles, part: Part, opened: contextlib.ExitStack) -> None:
-        self._quarantine_file, self._opened, self.quarantined = files.part_quarantine(part), opened, 0
-        self.datasets = {
-            key: opened.enter_context(contextlib.closing(DatasetWriter(files, part, key))) for key in files.job.keys
-        }
+    def __init__(self, files: JobFiles, part: Part) -> None:
+        self._quarantine_file, self.quarantined = files.part_quarantine(part), 0
+        with contextlib.ExitStack() as opened:
+            self.datasets = {
+                key: opened.enter_context(contextlib.closing(DatasetWriter(files, part, key))) for key in files.job.keys
+            }
+            self._opened = opened.pop_all()
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row that is not a document to the quarantine file."""
@@ -168,3 +167,7 @@ class PartWriter:
         if self.quarantined:
             self._quarantine.publish()
         return {key: dataset.publish() for key, dataset in self.datasets.items()}
+
+    def close(self) -> None:
+        """Remove all temporary files that are not published."""
+        self._opened.close()

@@ -36,14 +36,9 @@ from binidx.prepare.preprocess.record import SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import TABLES, Extent, Slice
+from binidx.prepare.tokenizers.checked_engine import FIRST, FIRST_OF_WORKER, CheckedEngine
 from binidx.prepare.tokenizers.engine import Engine, build_stored_tokens, count_specials, count_unknown, decode_texts
-from binidx.prepare.tokenizers.engine_choice import (
-    FIRST,
-    FIRST_OF_WORKER,
-    CheckedEngine,
-    choose_engine,
-    reference_engine,
-)
+from binidx.prepare.tokenizers.engine_choice import choose_engine, reference_engine
 from binidx.tokenizers.library import LibraryError
 from binidx.tokenizers.spec import TokenizerSpec
 
@@ -192,8 +187,7 @@ def make_part(job: Job, part: Part) -> Record:
         StorageError: a store fails.
     """
     files, began, began_cpu = JobFiles(job), time.monotonic(), time.thread_time()
-    with contextlib.ExitStack() as opened:
-        writer = PartWriter(files, part, opened)
+    with contextlib.closing(PartWriter(files, part)) as writer:
         tokenizer = PartTokenizer(job, part, writer)
         for number in range(len(part.slices)):
             tokenizer.run(number)
@@ -220,15 +214,11 @@ class PartTokenizer:
         self._job, self._part, self._writer = job, part, writer
         self._split = load_punkt(job.language, job.keep_newlines) if job.split_sentences else None
         self.counts, self.extents = [RowCounts() for _ in part.slices], [Extent() for _ in part.slices]
-        engine, reference = _worker.open(job)
-        # The first texts of a job, and of each worker, are all compared: a wrong engine, or another version of its
-        # library on one node, is found in seconds.
-        first = FIRST if part.number == 0 else FIRST_OF_WORKER - _worker.num_texts
-        self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first, seed=part.number)
+        self.engine = _worker.open(job, part)
 
     def run(self, number: int) -> None:
         """Tokenize all documents of one slice."""
-        job, before = self._job, self.engine.seen
+        job = self._job
         for batches in read_slice(
             self._part.slices[number],
             job.keys,
@@ -241,7 +231,6 @@ class PartTokenizer:
             check_stop()
             self._tokenize(number, batches)
         self.counts[number].check(str(self._part))
-        _worker.num_texts += self.engine.seen - before
 
     def _tokenize(self, number: int, batches: tuple[Batch, ...]) -> None:
         job, piece, counts, first = self._job, self._part.slices[number], self.counts[number], batches[0]
@@ -314,19 +303,30 @@ def find_remedy(problem: Problem) -> str:
 
 
 class _Worker(threading.local):
-    """Engines that a worker thread keeps between parts, as loading one takes up to a second."""
+    """Engines that a worker thread keeps between parts, as loading one takes up to a second.
+
+    Attributes:
+        key, engines: the tokenizer and the name of the engine; and that engine, and its reference.
+        used: the same engine in each part that was begun.
+    """
 
     key: object = None
     engines: tuple[Engine, Engine]
-    num_texts = 0
+    used: list[CheckedEngine]
 
-    def open(self, job: Job) -> tuple[Engine, Engine]:
-        """Return the engine of the job, and its reference."""
+    def open(self, job: Job, part: Part) -> CheckedEngine:
+        """Return the engine of a part.
+
+        The first texts of a job, and of each worker, are all compared: a wrong engine, or another version of its
+        library on one node, is found in seconds.
+        """
         if self.key != (job.tokenizer, job.engine):
             engine = choose_engine(job.tokenizer, job.engine, storage_options=job.source_options)
-            reference = reference_engine(job.tokenizer, job.source_options)
-            self.key, self.engines, self.num_texts = (job.tokenizer, job.engine), (engine, reference), 0
-        return self.engines
+            self.engines = engine, reference_engine(job.tokenizer, job.source_options)
+            self.key, self.used = (job.tokenizer, job.engine), []
+        first = FIRST if part.number == 0 else FIRST_OF_WORKER - sum(each.seen for each in self.used)
+        self.used.append(CheckedEngine(*self.engines, share=job.compared_share, first=first, seed=part.number))
+        return self.used[-1]
 
 
 _worker = _Worker()

@@ -34,14 +34,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.text.batch import Batch, Strings
 from binidx.prepare.text.rows import (
     BLANK,
     BOM,
     LINE_END,
     NotADocument,
     ParsedRows,
-    RowReader,
     check_texts,
     describe_type,
 )
@@ -136,26 +134,18 @@ Parsed = tuple[list[dict[str, Any]], dict[int, NotADocument]]
 ParseLines = Callable[[memoryview, NDArray[np.int64], NDArray[np.int64], ReadRequest], Parsed]
 
 
-class LineReader(RowReader):
-    """Reader of the lines of a slice.
+def parse_lines(lines: Lines, request: ReadRequest, parse: ParseLines) -> ParsedRows:
+    """Return the rows of a run of lines.
 
     Args:
         parse: returns the documents of lines, and the error of each other line.
     """
-
-    def __init__(self, request: ReadRequest, parse: ParseLines | None = None) -> None:
-        super().__init__(request, ("line", 1))
-        self._parse = parse or parse_json_lines
-
-    def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:
-        """Return a batch for each key and a column for each field; `num_bytes` are the stored bytes of the lines."""
-        if lines.too_long:
-            detail = f"{lines.too_long} bytes, the limit is {self._request.max_line_bytes}"
-            none, errors = np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
-            return self.make_batches(ParsedRows(b"", lines.position, none, none, [], errors, lines.too_long), num_bytes)
-        starts, stops = _line_bounds(lines)
-        parsed = self._parse(lines.data, starts, stops, self._request)
-        return self.make_batches(ParsedRows(lines.data, lines.position, starts, stops, *parsed), num_bytes)
+    if lines.too_long:
+        detail = f"{lines.too_long} bytes, the limit is {request.max_line_bytes}"
+        none, errors = np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
+        return ParsedRows(b"", lines.position, none, none, [], errors, lines.too_long)
+    starts, stops = _line_bounds(lines)
+    return ParsedRows(lines.data, lines.position, starts, stops, *parse(lines.data, starts, stops, request))
 
 
 def parse_json_lines(

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.native.token_files import wrap_rows
 from binidx.prepare.text.batch import cumulative_offsets
-from binidx.tokenizers.library import library_errors, load_library, missing_package
+from binidx.tokenizers.library import LibraryError, load_library, missing_package
 from binidx.tokenizers.spec import TokenizerSpec
 
 # Token ids, shape (num_tokens,); start of each text's ids, then the end, shape (num_texts + 1,), from 0.
@@ -187,7 +187,7 @@ class HuggingFace(ReferenceEngine):
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         strings = decode_texts(texts, offsets)
-        with library_errors(self.name):
+        with LibraryError.of_library(self.name):
             encodings = self.tokenizer.encode_batch_fast(strings, add_special_tokens=self.wrapped)
         return concatenate_ids([encoding.ids for encoding in encodings])
 
@@ -199,6 +199,6 @@ class SentencePiece(ReferenceEngine):
     reference_for, reads = ("sentencepiece",), "a .model"
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        with library_errors(self.name):
+        with LibraryError.of_library(self.name):
             ids = self.tokenizer.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
         return concatenate_ids(ids)

@@ -13,7 +13,6 @@ from binidx.errors import MissingDriverError
 from binidx.format.sidecars.lineage import read_origins
 from binidx.order.reads import TokenReads
 from binidx.run.global_order import SampleReads
-from binidx.run.reading import StoredBlocks
 from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 
@@ -60,10 +59,7 @@ def build_rows(
         row["trained"] = bool(trained[place])
         if row["step"] < 0:  # of a sample before `consumed_samples`
             row |= dict.fromkeys(("step", "rank", "slot", "trained"))
-        if isinstance(order.order, StoredBlocks):
-            row |= order.order.label(row["sample"]) | ({} if source < 0 else {"dataset": order.sources[source].name})
-        else:
-            row |= {"source": order.sources[source].name, "epoch": int(contents.epoch[place])}
+        row |= order.label(row["sample"], source, int(contents.epoch[place]))
         if source >= 0:
             row["docs"] = docs
         elif decode and tokens is not None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.errors import FormatError, IndexBuildError
-from binidx.format.idx import SequenceIndex
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.cache.inspection import CacheState, IndexFilesState
@@ -165,12 +164,10 @@ def open_files(prefix: Location, listed: ListedPair | None) -> DatasetFiles:
 def _bounds(sources: Sequence[SourceRequest], dataset: DatasetFiles) -> dict[int, int]:
     """Return the number of tokens before the first sequence of each split of a prefix, and before its end; one read."""
     splits = [source.split_documents(len(dataset.index)) for source in sources if source.prefix == dataset.prefix.uri]
-    return count_tokens_before(
-        dataset.index, {end for documents in splits for end in (documents.start, documents.stop)}
-    )
+    return count_tokens_before(dataset, {end for documents in splits for end in (documents.start, documents.stop)})
 
 
-def count_tokens_before(index: SequenceIndex, ends: Set[int]) -> dict[int, int]:
+def count_tokens_before(dataset: DatasetFiles, ends: Set[int]) -> dict[int, int]:
     """Return the number of tokens before each of these sequences, before the first and before the end of all.
 
     Pointers are a running sum, so the tokens of any run of sequences, such as a split, follow from two of them.
@@ -178,9 +175,9 @@ def count_tokens_before(index: SequenceIndex, ends: Set[int]) -> dict[int, int]:
     Raises:
         FormatError: the pointers decrease, or exceed the number of tokens.
     """
+    index = dataset.index
     inside = sorted(end for end in ends if 0 < end < len(index))
-    pointers = index.sequence_pointers[np.array(inside, np.int64)]
-    bounds = [0, *(pointers // index.dtype_size).tolist(), index.num_tokens]
+    bounds = [0, *index.tokens_before(inside).tolist(), index.num_tokens]
     if bounds != sorted(bounds):
         raise FormatError(f"{index.uri}: pointers {bounds} fall, or leave {index.num_tokens} tokens")
     return dict(zip([0, *inside, len(index)], bounds, strict=True))

@@ -33,7 +33,6 @@ from binidx.order.view import key_samples
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.history import Runs
 from binidx.run.joined_sources import JoinedSources, join_sources
-from binidx.run.reading import StoredBlocks
 from binidx.run.run_order import STRETCH_POSITIONS, RunOrder, count_source
 from binidx.run.schedule import check_steps
 from binidx.storage.ranges import cut
@@ -139,20 +138,21 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
     accounts, times, notes = dict[Key, SourceAccount](), dict[Key, NDArray[Any]](), list[str]()
     for number, (each, steps) in enumerate(parts):
         joined.check_data(each.sources)
-        names, is_packed = joined.names_of(each.sources), isinstance(each.order, StoredBlocks)
+        names = joined.names_of(each.sources)
         # A blend may name a prefix twice; a stage may not.
-        is_one, is_last = is_packed or (each.run and each.run.stages is not None), number + 1 == len(parts)
+        is_one, is_last = each.is_packed or (each.run and each.run.stages is not None), number + 1 == len(parts)
         keys = [(name, 0 if is_one else names[:place].count(name)) for place, name in enumerate(names)]
         first = each.reading.schedule.consumed_samples if number else 0
-        for key, found in _account(each, keys, first, steps.stop, is_last=is_last and not is_packed).items():
+        for key, found in _account(each, keys, first, steps.stop, is_last=is_last and not each.is_packed).items():
             before = accounts.get(key, NONE)
             accounts[key] = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
-            if (rounds := keys.count(key)) > 1 and not is_packed:
+            if (rounds := keys.count(key)) > 1 and not each.is_packed:
                 notes.append(f"{redacted(key[0])}: {rounds} rounds, each in an order of its own, are one source here")
         stop = each.reading.schedule.samples_before(steps.stop)
-        if isinstance(each.order, StoredBlocks) and (problems := each.order.list_unknown()):
-            accounts |= _account_blocks(each, each.order, stop)
-            notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in problems]
+        for place, (name, size, num_read, length) in enumerate(each.count_unknown(stop), 1):
+            use = num_read, num_read * length, num_read / size, num_read, num_read * length
+            accounts[name, -place] = SourceAccount(name, size, size * length, size, num_read, *use)
+        notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in each.list_unknown()]
         seen = _times_seen(each, first, stop) if repeats else []
         for place, (key, counts) in enumerate(zip(keys, seen, strict=False)):
             times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
@@ -207,23 +207,6 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     return dict(zip(numbers, rows, strict=True))
 
 
-def _account_blocks(order: RunOrder, blocks: StoredBlocks, stop: int) -> dict[Key, SourceAccount]:
-    """Return the use of each set of packed files whose dataset is not known, at the positions before `stop`."""
-    sets = blocks.describe(np.arange(len(order.order)))[0].source
-    own = np.where(order.list_sources < 0, sets + 1, 0)  # 0: counted with its dataset
-    sizes, read = np.bincount(own, minlength=len(blocks.names) + 1), np.zeros(len(blocks.names) + 1, np.int64)
-    for stretch in cut((0, stop), STRETCH_POSITIONS):
-        samples = order.reading.samples_at(np.arange(*stretch))
-        read += np.bincount(own[samples % len(own)], minlength=len(read))
-    length, found = blocks.sequence_length, dict[Key, SourceAccount]()
-    for number, name in enumerate(blocks.names, 1):
-        size, count = int(sizes[number]), int(read[number])
-        if size:
-            use = count, count * length, count / size, count, count * length
-            found[name, -number] = SourceAccount(name, size, size * length, size, count, *use)
-    return found
-
-
 def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     times = [np.zeros(len(index_of(source.dataset).document_indices) - 1, np.uint32) for source in order.sources]
@@ -266,7 +249,7 @@ def find_changes(orders: Sequence[RunOrder], joined: JoinedSources) -> Iterator[
         stop = min(after.consumed_samples, len(one.order), len(other.order))
         stop *= before.earlier_samples == after.earlier_samples and knows
         known, line = dict[tuple[str, int], int](), f"step {other.first_step:,}: {REORDERED}"
-        if stop and isinstance(one.order, StoredBlocks):
+        if stop and one.is_packed:
             yield line
             continue
         for rows in cut((0, stop), STRETCH_POSITIONS) if one.order.identity != other.order.identity else ():

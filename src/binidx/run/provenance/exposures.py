@@ -31,7 +31,6 @@ from binidx.order.reads import TokenReads
 from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.history import RunHistory, Runs
-from binidx.run.reading import StoredBlocks
 from binidx.run.run_order import RunOrder
 from binidx.storage.ranges import cut
 
@@ -287,8 +286,7 @@ def find_sources(
         raise ConfigError(f"source: found {unknown[0]}, needs a source of the run: {', '.join(joined.sources)}")
     for number, (order, steps) in enumerate(history.orders(range(history.first_step, stop_step))):
         asks_history = bool(names) and isinstance(history, RunHistory)
-        problems = order.order.list_unknown() if asks_history and isinstance(order.order, StoredBlocks) else ()
-        if problems:
+        if problems := order.list_unknown() if asks_history else ():
             raise ConfigError(
                 f"{problems[0]}, and their blocks may hold any document; restore the file beside them, as export "
                 "litpkds writes it, or ask about a later run without its previous"
