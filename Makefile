@@ -15,7 +15,7 @@ BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo fast check lint depth docs test arm test-ceph test-oldest test-versions test-install mixed-versions \
-	first-hour mutants wheels arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak clean
+	first-hour mutants wheels arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak soak-worlds clean
 
 help:                           ## what each target does; also what `make` alone prints
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ arm:                            ## the C core on arm64 under qemu against this m
 
 soak: $(VENV)/.test $(VENV)/.npm             ## the tests that take minutes; MEGATRON_TREE=DIR adds Megatron-LM's own training
 	$(BIN)/python -m pytest -m slow -rs
+
+soak-worlds: $(VENV)/.test               ## new simulated worlds of each kind for SIM_SECONDS on all cores; prints failing seeds
+	PYTHONPATH=src:tests $(BIN)/python -m simulation.soak $(SEED)
 
 mutants: $(VENV)/.test $(VENV)/.npm          ## COUNT lines changed by SEED, one at a time, and the near tests that fail of it
 	$(BIN)/python tests/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),25) \

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from binidx.storage.interfaces import Range
-from binidx.storage.stores.registry import open_store
+from binidx.storage.location import Location
 from tests.bench.clients import IN_FLIGHT, RANGE_BYTES, ROUNDS, STARTS, fetch_bare
 from tests.bench.range_server import LEAST_MS, range_server
 from tests.bench.remote import check_reached
@@ -50,7 +50,7 @@ def rows(directory: Path) -> list[Row]:
 def direct(options: dict[str, Any], ranges: Sequence[Range] = RANGES) -> Callable[[], object]:
     from fsspec.asyn import get_loop
 
-    store: Any = open_store("s3://bench/data", options)
+    store: Any = Location("s3://bench/data", options).store
     loop = get_loop()
     info, _ = asyncio.run_coroutine_threadsafe(store.head("s3://bench/data"), loop).result()
     work = lambda where: store.fetch(info, where)  # noqa: E731

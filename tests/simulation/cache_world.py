@@ -184,9 +184,9 @@ class CacheProcess(Process):
             ((key, signal) for key, signal in self.scopes.items() if name.startswith(key)), default=("", Signal())
         )[1]
 
-    def _resume(self, task: Task, value: Any, error: BaseException | None) -> str | None:
+    def _resume(self, task: Task, num_resumed: int, value: Any, error: BaseException | None) -> str | None:
         self.current = task
-        action = super()._resume(task, value, error)
+        action = super()._resume(task, num_resumed, value, error)
         if task.error is not None and not isinstance(task.error, OSError):  # of which StorageError is one
             self.cache_world.violations.append(f"{task.name} raises {task.error!r}")
         return action

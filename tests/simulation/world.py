@@ -17,7 +17,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 
 class World:
@@ -30,10 +30,12 @@ class World:
     Attributes:
         now: virtual time in seconds.
         random: its source of random choices.
-        num_events: events so far.
+        num_events: events so far; `num_events_in_all`: of all worlds of this process.
         trace: the last lines: time, who, event, action.
         invariants: functions that are called after each event, and raise if their claim does not hold.
     """
+
+    num_events_in_all: ClassVar[int] = 0
 
     def __init__(self, seed: int, num_kept: int = 200) -> None:
         self.seed, self.now, self.num_events = seed, 0.0, 0
@@ -63,6 +65,7 @@ class World:
         while queue and queue[0][0] < until:
             self.now, _, who, event, function, arguments = pop(queue)
             self.num_events += 1
+            World.num_events_in_all += 1
             try:
                 action = function(*arguments)
                 for check in self.invariants:

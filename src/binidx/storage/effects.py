@@ -12,7 +12,6 @@ import os
 import random
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -26,7 +25,9 @@ from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.scheduler import retried
+from binidx.storage.steps import Call as Call
 from binidx.storage.steps import Effect as Effect
+from binidx.storage.steps import Now as Now
 from binidx.storage.steps import Result as Result
 from binidx.storage.steps import Sleep as Sleep
 from binidx.storage.steps import Steps as Steps
@@ -37,14 +38,6 @@ from binidx.storage.writing.publish import delete_object, put_if_absent, write_o
 Arguments = ParamSpec("Arguments")
 
 # Time and chance
-
-
-@dataclass(frozen=True)
-class Now(Effect[float]):
-    """Return the seconds of a clock that never goes back."""
-
-    def perform(self) -> float:
-        return time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -92,17 +85,6 @@ class Log(Effect[None]):
 
 
 # Functions that a shell is given, and threads
-
-
-@dataclass(frozen=True)
-class Call(Effect[Result]):
-    """Call a function that the shell was given. In a simulation it may yield effects itself."""
-
-    function: Callable[..., Result]
-    arguments: tuple[Any, ...] = ()
-
-    def perform(self) -> Result:
-        return self.function(*self.arguments)
 
 
 @dataclass(frozen=True)

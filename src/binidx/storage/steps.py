@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,3 +72,22 @@ class Sleep(Effect[None]):
 
     def perform(self) -> None:
         time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Now(Effect[float]):
+    """Return the seconds of a clock that never goes back."""
+
+    def perform(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True)
+class Call(Effect[Result]):
+    """Call a function that the shell was given. In a simulation it may yield effects itself."""
+
+    function: Callable[..., Result]
+    arguments: tuple[Any, ...] = ()
+
+    def perform(self) -> Result:
+        return self.function(*self.arguments)

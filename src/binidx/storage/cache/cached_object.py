@@ -34,8 +34,8 @@ from binidx.storage.cache.fill_progress import FillProgress
 from binidx.storage.cache.memory import SingleFlight
 from binidx.storage.cache.object_files import ObjectFiles
 from binidx.storage.cache.quota_files import QuotaDirectory
-from binidx.storage.effects import Steps
 from binidx.storage.interfaces import Range
+from binidx.storage.steps import Steps
 
 
 class BlockMaps:

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from binidx.storage.cache.cached_object import CachedObject
 from binidx.storage.cache.memory import Flight, runs_of
-from binidx.storage.effects import Call, Now, Steps
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
+from binidx.storage.steps import Call, Now, Steps
 
 FIRST_PAUSE, LONGEST_PAUSE, WORK_SHARE = 0.001, 0.02, 20
 """Shortest and longest pause of a thread that waits for chunks, in seconds; and the least ratio of a pause to the CPU

@@ -34,11 +34,11 @@ from binidx.storage.cache.block_files import BLOCK_BYTES, CHUNK_BYTES, CachedCon
 from binidx.storage.cache.cached_object import get_cached_object
 from binidx.storage.cache.chunk_fetch import ChunkFetcher, FetchSizes
 from binidx.storage.cache.memory import Flight, chunks_of
-from binidx.storage.effects import run
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
 from binidx.storage.ranges import as_block_reader, check_ranges, stored_reader
 from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.stats import LayerStats
+from binidx.storage.steps import run
 from binidx.storage.threads import READS
 
 FETCH_SIZES = FetchSizes(at_once=32 << 20, request=MAX_REQUEST)

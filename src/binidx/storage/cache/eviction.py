@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from binidx.storage.effects import Call, Now, Steps
+from binidx.storage.steps import Call, Now, Steps
 
 FREED_PART = 16
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from binidx.storage.cache.block_files import CachedContent
 from binidx.storage.cache.fill_plan import YIELD_SECONDS, FillPlan
 from binidx.storage.cache.memory import Flight
-from binidx.storage.effects import Call, Steps
+from binidx.storage.steps import Call, Steps
 
 
 class FillProgress:

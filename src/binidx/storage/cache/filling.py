@@ -27,11 +27,11 @@ from binidx.storage.cache.fill_plan import YIELD_SECONDS, ExtentUses, FillPlan, 
 from binidx.storage.cache.fill_progress import FillProgress
 from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.cache.node_lock import NodeLock, acquire_node_lock
-from binidx.storage.effects import Call, Now, Steps, run
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.stats import add_usage
+from binidx.storage.steps import Call, Now, Steps, run
 from binidx.storage.threads import available_cores
 from binidx.storage.usage_report import bytes_text
 

@@ -27,9 +27,9 @@ from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
 from binidx.storage.cache.memory import chunks_of, runs_of
 from binidx.storage.cache.quota_files import QuotaDirectory, block_files, blocks_of, object_directories
-from binidx.storage.effects import run
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
+from binidx.storage.steps import run
 from binidx.storage.threads import map_in_flight
 
 STALE_SECONDS = 3600.0
