@@ -54,6 +54,9 @@ HEARTBEAT_TIMEOUT_SECONDS = 30.0
 ABSENT_SECONDS = 10.0
 """Time for which finished ranks wait for ranks that never entered. Only errors of those ranks are lost."""
 
+MAX_STORE_FAILURES = 3
+"""Failures of the store in a row after which it is gone: a single one may be a moment of its network."""
+
 INFORM_SECONDS = 5.0
 """Time for which a rank waits until the others have read the outcome, since its process may hold the store."""
 
@@ -157,9 +160,9 @@ class Participant:
     def agree(self, work: Callable[[], Result]) -> Steps[Result]:
         """Do the work and wait for the other ranks; return its result, or report its error to them."""
         left = yield from effects.NewSignal()
-        thread = yield from effects.Start(self._accompany(left), "binidx-ranks")
-        seconds = POLL_SECONDS + INFORM_SECONDS
+        seconds, thread = POLL_SECONDS + INFORM_SECONDS, None
         try:
+            thread = yield from effects.Start(self._accompany(left), "binidx-ranks")
             with store_errors(self.name):
                 yield from self._send_heartbeat()
                 yield from Call(self.store.add, ("entered", 1))
@@ -176,7 +179,8 @@ class Participant:
             raise
         finally:
             yield from effects.SetSignal(left)
-            yield from effects.WaitForTask(thread, seconds)
+            if thread is not None:  # else it ends by the signal
+                yield from effects.WaitForTask(thread, seconds)
 
     def check(self, exact: bool) -> Steps[None]:
         """Raise PeerError if another rank has failed.
@@ -228,12 +232,18 @@ class Participant:
     def _accompany(self, left: Any) -> Steps[None]:
         """Poll the outcome, and watch the next rank, until this one leaves; then wait for the others if necessary."""
         try:
-            add, numbers = self.store.add, itertools.count(1)
+            add, numbers, num_failures = self.store.add, itertools.count(1), 0
             while self.agreement.outcome is None and not (yield from effects.WaitForSignal(left, POLL_SECONDS)):
-                yield from self._poll()
-                if next(numbers) % POLLS_PER_HEARTBEAT == 0:
-                    yield from self._send_heartbeat()
-                    yield from self._watch()
+                try:
+                    yield from self._poll()
+                    if next(numbers) % POLLS_PER_HEARTBEAT == 0:
+                        yield from self._send_heartbeat()
+                        yield from self._watch()
+                    num_failures = 0
+                except Exception:
+                    num_failures += 1
+                    if num_failures == MAX_STORE_FAILURES:
+                        raise
             yield from Call(add, ("informed", 1))
             yield from Call(self.store.set, (f"heartbeat/{self.rank}", LEFT))
             entered, started, waited = (yield from Call(add, ("entered", 0))), (yield from Now()), 0.0

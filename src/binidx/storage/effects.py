@@ -18,7 +18,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec
 
 from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
@@ -129,18 +129,14 @@ class AtOnce(Effect["list[Result]"]):
         return READS.map(lambda effect: effect.perform(), self.effects)
 
 
-class Task(Protocol):
-    """Shell that another one has started."""
-
-
 @dataclass(frozen=True)
-class Start(Effect[Task]):
+class Start(Effect[Any]):
     """Carry out another shell beside this one, in a thread that the end of the process does not wait for."""
 
     steps: Steps[object]
     name: str
 
-    def perform(self) -> Task:
+    def perform(self) -> threading.Thread:
         thread = threading.Thread(target=run, args=(self.steps,), name=self.name, daemon=True)
         thread.start()
         return thread

@@ -44,24 +44,35 @@ Steps = Generator[Effect[Any], Any, Result]
 
 def run(steps: Steps[Result]) -> Result:
     """Carry out all effects of a shell in this thread; return its result."""
-    answer: Any = None
     error: BaseException | None = None
     try:
         while True:
             try:
+                return _carry_out(steps, error)
+            except BaseException as raised:
+                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:
+                    raise
+                error = raised  # an interrupt beside an effect: the shell cleans up
+    finally:
+        error = None  # its traceback holds this frame
+
+
+def _carry_out(steps: Steps[Result], error: BaseException | None) -> Result:
+    answer: Any = None
+    try:
+        while True:
+            try:
                 effect = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            try:
                 answer = error = None
                 answer = effect.perform()
             except BaseException as raised:
-                if inspect.getgeneratorstate(steps) != inspect.GEN_CLOSED:
-                    error = raised  # of the effect, or an interrupt beside it
-                elif isinstance(raised, StopIteration):
-                    result: Result = raised.value
-                    return result
-                else:
-                    raise
+                error = raised
     finally:
-        error = None  # its traceback holds this frame
+        error = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -431,3 +433,55 @@ def test_prune_removes_litter_and_nothing_that_is_new(tmp_path: Path) -> None:
 def test_a_directory_without_a_cache_is_none(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match="no cache of binidx"):
         prune(str(tmp_path))
+
+
+def lock_evictor(path: Path) -> None:
+    """Lock the byte of the evicting process, and hold it until this process is killed."""
+    with open(path / "usage", "a+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, quota_files.EVICTOR)
+        (path / "locked").touch()
+        signal.pause()
+
+
+def test_an_interrupt_while_another_process_evicts_leaves_no_lock(tmp_path: Path) -> None:
+    files = QuotaDirectory(str(tmp_path), eviction_wait_seconds=1e6)
+    other = forked(partial(lock_evictor, tmp_path))
+    while not (tmp_path / "locked").exists():
+        time.sleep(0.01)
+
+    def interrupt() -> None:
+        while not files._evicting.locked():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        files.begin_eviction()
+    thread.join()
+    assert not files._evicting.locked()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    assert files.begin_eviction()
+    files.end_eviction()
+
+
+def test_an_interrupt_while_chunks_are_locked_leaves_none_locked(tmp_path: Path) -> None:
+    cached = small(MarkedObject(DATA), str(tmp_path), None).cached
+
+    class Interrupted(type(cached.files)):  # type: ignore[misc]
+        def _lock_run(self, run: tuple[int, int], locked: list[tuple[int, int]]) -> None:
+            if run[0] > 2:
+                raise KeyboardInterrupt
+            super()._lock_run(run, locked)
+
+    cached.files.prepare_to_write()
+    cached.files.__class__ = Interrupted
+    with pytest.raises(KeyboardInterrupt):
+        cached.files.lock_chunks([0, 2, 4])
+
+    def others_can_lock() -> None:
+        with open(Path(cached.path) / "locks", "r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 8, 0)
+
+    assert ended_well(forked(others_can_lock))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -386,6 +387,34 @@ def test_a_read_of_a_store_that_cannot_be_opened_ends_with_that_error(patient: S
     assert outcome(patient, Store().read(1)) == [answer(1, 11)]
 
 
+def test_a_request_that_is_cancelled_late_is_none_of_a_schedule_that_began_anew(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """Its driver has the whole response already, and returns it for all that."""
+    scheduler, released, started = Scheduler(loop, 4, patient_timer(), NodeRates(None)), asyncio.Event(), []
+
+    async def stubborn(start: int, stop: int) -> bytes:
+        started.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(NEVER)
+        await released.wait()
+        return b"of the first read"
+
+    first = ReadRequests(Location("memory://b/k"), stubborn, [(0, 10)], ReadSettings())
+    with scheduler.sending(first):
+        assert eventually(lambda: bool(started))
+        loop.call_soon_threadsafe(scheduler._break, BufferError("a defect"))
+        assert "a defect" in str(first.outcome.exception(60))
+        store = Store(NEVER)
+        second = store.read(1)
+        with scheduler.sending(second):
+            assert eventually(lambda: store.now == 1)
+            loop.call_soon_threadsafe(released.set)
+            assert eventually(started[0].done)
+            assert not second.over
+            assert len(scheduler._tasks) == 1
+
+
 def test_an_error_within_the_scheduler_ends_all_its_reads_and_none_of_the_later_ones(
     loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -406,7 +435,7 @@ def test_an_error_within_the_scheduler_ends_all_its_reads_and_none_of_the_later_
 def test_an_error_in_a_timer_of_a_limiter_ends_the_reads_that_wait_for_it(loop: asyncio.AbstractEventLoop) -> None:
     rates = FailingRates(None)
     rates.is_broken = False
-    rates.change("memory://b", lambda: RequestRate(limit=1.0), lambda rate, now: rate.take(now, 1))
+    rates.change("memory://b", lambda: RequestRate(limit=1.0), lambda rate, now, wall: rate.take(now, 1))
     scheduler, store = Scheduler(loop, 4, patient_timer(), rates), Store()
     store.script = [HTTPStatusError(503)] * 1000
     read = store.read(1, outage_seconds=NEVER)

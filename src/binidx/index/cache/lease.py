@@ -36,6 +36,7 @@ of nodes, and GCS takes one write a second of an object.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -96,10 +97,11 @@ def parse_lease_record(data: bytes) -> LeaseRecord:
 
     Damaged bytes give a record whose holder is a hash of them, so that this lease can be watched and taken over, too.
     """
-    try:
-        return LEASE_FILE.decode(data, "")
-    except FormatError:
-        return LeaseRecord(f"unknown-{xxhash.xxh3_64_hexdigest(data)}")
+    with contextlib.suppress(FormatError):
+        record: LeaseRecord = LEASE_FILE.decode(data, "")
+        if record.state != ABSENT:  # which no process writes
+            return record
+    return LeaseRecord(f"unknown-{xxhash.xxh3_64_hexdigest(data)}")
 
 
 @dataclass

@@ -101,8 +101,8 @@ class Filling:
                 step = plan.step  # before unmapping: what it needs no more can then be evicted for what is chosen
                 self._unmap_unneeded()
                 now, capacity = (yield Now()), quota.capacity()
-                with self._progress.lock:
-                    pause = plan.choose(capacity, step, now)
+                # Without the lock, as a choice of 10 TiB takes a second: no worker runs, and reads do not change it.
+                pause = plan.choose(capacity, step, now)
                 if pause is None:
                     return not plan.has_ended
                 if pause:

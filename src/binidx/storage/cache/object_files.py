@@ -125,8 +125,12 @@ class ObjectFiles:
     def lock_chunks(self, chunks: Sequence[int]) -> list[tuple[int, int]]:
         """Lock sorted chunks without waiting, but those that another process has locked; return the locked runs."""
         locked: list[tuple[int, int]] = []
-        for run in runs_of(chunks):
-            self._lock_run(run, locked)
+        try:
+            for run in runs_of(chunks):
+                self._lock_run(run, locked)
+        except BaseException:  # an interrupt: the caller has no runs to unlock
+            self.unlock_chunks(runs_of(chunks))
+            raise
         return locked
 
     def unlock_chunks(self, runs: Sequence[tuple[int, int]]) -> None:

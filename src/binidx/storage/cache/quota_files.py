@@ -127,10 +127,14 @@ class QuotaDirectory:
             written()
 
     def begin_eviction(self) -> bool:
-        is_locked = self._evicting.acquire(timeout=self._eviction_wait)
-        if is_locked and not lock_byte(self._descriptor, EVICTOR, self._eviction_wait):
-            self._evicting.release()
+        if not self._evicting.acquire(timeout=self._eviction_wait):
             return False
+        is_locked = False
+        try:
+            is_locked = lock_byte(self._descriptor, EVICTOR, self._eviction_wait)
+        finally:  # also after an interrupt
+            if not is_locked:
+                self.end_eviction()
         return is_locked
 
     def end_eviction(self) -> None:

@@ -33,7 +33,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -173,7 +173,13 @@ class RequestSchedule:
     """
 
     def __init__(
-        self, limit: int, carrier: Carrier, times: StoreTimes, draw: Callable[[float, float], float], hedges: HedgeTimer
+        self,
+        limit: int,
+        carrier: Carrier,
+        times: StoreTimes,
+        draw: Callable[[float, float], float],
+        hedges: HedgeTimer,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._limit, self._carrier, self._times, self._draw, self._hedges = limit, carrier, times, draw, hedges
         self.in_flight: dict[int, Request] = {}
@@ -181,7 +187,7 @@ class RequestSchedule:
         self._queue = deque[Read]()
         self._hedged, self._admitted, self._again = (deque[tuple[Read, int]]() for _ in range(3))
         self._paused: list[tuple[float, int, Read, int]] = []
-        self._numbers = itertools.count()
+        self._numbers = numbers or itertools.count()
         self.wake_at = self._watch_at = math.inf
         self.watch_seconds = WATCH_SECONDS
 

@@ -12,6 +12,7 @@ The logger `binidx.requests` gets a line at DEBUG when a request ends. Whether i
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import os
@@ -73,10 +74,11 @@ class Scheduler:
         self, loop: AbstractEventLoop, limit: int, hedges: HedgeTimer | None = None, rates: NodeRates | None = None
     ) -> None:
         self.loop, self.limit, self._hedges, self._rates = loop, limit, hedges or HedgeTimer(), rates
+        self._numbers = itertools.count()  # a task that ends late must not find a request of a new schedule
         self._begin()
 
     def _begin(self) -> None:
-        self.schedule = RequestSchedule(self.limit, self, STORE_TIMES, random.uniform, self._hedges)
+        self.schedule = RequestSchedule(self.limit, self, STORE_TIMES, random.uniform, self._hedges, self._numbers)
         self.limiters: dict[str, RateLimiter] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._wakes_at = math.inf
