@@ -24,6 +24,11 @@ def test_each_command_ends_in_the_bytes_of_the_oracle_or_the_right_error(first: 
         play(seed)
 
 
+@pytest.mark.parametrize("seed", [5_000_038, 5_000_053])
+def test_a_cancelled_task_of_a_lost_pool_and_the_loss_of_an_idle_worker_are_as_the_driver_sees_them(seed: int) -> None:
+    play(seed)
+
+
 @pytest.mark.parametrize("first", range(0, 800, 100))
 def test_a_queue_runs_all_that_may_run_and_nothing_else(first: int) -> None:
     for seed in range(first, first + 100):
