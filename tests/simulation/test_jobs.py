@@ -46,6 +46,11 @@ def test_a_convert_that_is_given_again_ends_in_the_dataset_and_leaves_nothing(fi
         convert_world.play(seed)
 
 
+@pytest.mark.parametrize("seed", [7_000_153, 7_000_558, 7_000_807])
+def test_a_call_that_goes_on_late_leaves_the_index_of_one_that_has_finished(seed: int) -> None:
+    convert_world.play(seed)
+
+
 def test_one_seed_is_one_trace_in_another_process() -> None:
     world = play(5)
     printed = subprocess.run(
