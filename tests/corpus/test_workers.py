@@ -372,7 +372,7 @@ def test_shards_of_a_verification_leave_findings_and_the_last_reports(tmp_path: 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_workers_compare_the_documents_that_one_process_compares(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(token_parts, "SEGMENT_BYTES", 8)
+    monkeypatch.setattr(token_parts, "ALIGN_BYTES", 8)
     monkeypatch.setattr(token_parts, "LEAST_BYTES", random.Random(seed).choice([8, 64, 1000]))
     source = build_with_lineage(tmp_path / "en", 80, seed)
     one = found(source, lineage=True)

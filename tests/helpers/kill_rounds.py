@@ -55,6 +55,7 @@ from binidx.prepare.text.line_shuffle import shuffle_lines
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, plan_by_steps
 from binidx.run.schedule import BatchSchedule
+from binidx.storage.codecs.segments import SEGMENT_BYTES
 
 STAGING = ()
 """Endings of staging files that a restart may leave. Empty once every writer sweeps those of killed runs."""
@@ -95,7 +96,7 @@ def convert(at: Path, out: str, way: StorageFormat) -> None:
 
 
 def convert_by_workers(at: Path, out: str, source: str, way: StorageFormat) -> None:
-    token_parts.LEAST_BYTES = token_parts.SEGMENT_BYTES
+    token_parts.LEAST_BYTES = SEGMENT_BYTES
     with ThreadPoolExecutor(2) as threads:
         convert_dataset(at / source, f"{out}/en", way=way, workers=Workers(executor=threads, count=2))
 

@@ -116,12 +116,12 @@ class Client:
 
     Attributes:
         is_broken: whether all further requests fail.
-        on_served: called with each request of this client, and its result, when it is served.
+        on_served: called with each request of this client, its result, and its task, when it is served.
     """
 
     def __init__(self, store: KeyValueStore, process: Process) -> None:
         self.store, self.process, self.is_broken = store, process, False
-        self.on_served: Callable[[Request, Any], None] = lambda request, result: None
+        self.on_served: Callable[[Request, Any, Task], None] = lambda request, result, task: None
         self._queue = deque[tuple[Request, Task, int]]()
         self._is_busy = False
         process.performers[Request] = self._append
@@ -159,7 +159,7 @@ class Client:
             error = RuntimeError("Connection reset by peer")
         else:
             value = self.store.apply(request)
-            self.on_served(request, value)
+            self.on_served(request, value, task)
         way = self.store.way()
         if num_resumed == task.num_resumed:
             self.process.answer(task, value, way, error)
@@ -198,7 +198,8 @@ class Part:
         worked: when its work had succeeded.
         failed: when it raised an error of its own, died, was disconnected, or stopped for long.
         ended, error: when and with what error it left.
-        counted: when it read last how many ranks had entered.
+        counted: when it read last how many ranks had entered, to decide whether it goes on. Its thread reads that again
+            when the rank leaves, and decides by it only how long the thread waits.
         num_effects: so far.
     """
 
@@ -446,14 +447,14 @@ class Ranks:
 
         return counted
 
-    def _served(self, rank: int) -> Callable[[Request, Any], None]:
-        def served(request: Request, result: Any) -> None:
+    def _served(self, rank: int) -> Callable[[Request, Any, Task], None]:
+        def served(request: Request, result: Any, task: Task) -> None:
             number, _, key = request.key.partition("/")
             part, data = self.builds[int(number)].parts[rank], self.store.data
             counts = [data.get(f"{number}/{name}", 0) for name in ("entered", "finished", "informed")]
             assert counts[1] <= counts[0] <= self.size, counts
             assert counts[2] <= counts[0] + self._num_interrupted(int(number)), counts
-            if key == "entered":
+            if key == "entered" and task is self.mains[rank]:
                 part.counted = self.world.now
                 if request.arguments == (1,):
                     part.entered = self.world.now

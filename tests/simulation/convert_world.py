@@ -1,8 +1,8 @@
 """Worlds of converts to one target: calls that replace each other, are killed, and are given again.
 
 A call copies as `convert_dataset` does without workers: it claims the target, writes pieces and records, publishes
-`.bin` and `.idx`, and cleans up; before each of these it checks that it is still the owner. Claim, check and removal
-are the shells of `convert_owner`; the rest is of this module.
+`.bin` and `.idx`, and cleans up; before each of these it checks that it is still the owner. It removes an `.idx`
+only to replace another dataset. Claim, check and removal are the shells of `convert_owner`; the rest is of this module.
 """
 
 from __future__ import annotations
@@ -78,8 +78,12 @@ class Source:
             yield from AtOnce([DeleteObject(folder.file(part)) for part in lost])  # of a call that was late
             if lost:
                 raise errors.ObjectNotFoundError(f"{TARGET}: a piece is gone")
+            yield from owner.check_steps()
+            if self.overwrite:
+                yield from DeleteObject(TARGET + ".idx")
+            elif (yield from ReadObject(TARGET + ".idx")) is not None:
+                raise errors.ObjectExistsError(f"{TARGET}: taken")
             yield from owner.save_steps("bin", "", published=True)
-            yield from DeleteObject(TARGET + ".idx")
             yield from WriteObject(TARGET + ".bin", b"".join(filter(None, pieces)))
             yield from owner.check_steps()
             yield from WriteObject(TARGET + ".idx", self.index)

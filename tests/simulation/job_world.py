@@ -240,10 +240,11 @@ class Pool:
         if not worker.is_alive or self.is_closed:
             return worker.kill()
         part, future = self.busy.get(worker, (None, None))
+        if self.kind != "cluster" and len(self.busy) == 1 and not self.queue:
+            # The driver learns that the pool was lost while one task ran, not which worker was: it may have been idle.
+            [(part, _)], own = self.busy.values(), True
         if part is not None:
-            alone = len(self.busy) + len(self.queue) == 1
-            is_own = own or self.kind == "cluster" or alone
-            self.call.own[part.name] += is_own
+            self.call.own[part.name] += own or self.kind == "cluster"
         if self.kind != "cluster":
             return self._break()
         worker.kill()
@@ -273,7 +274,12 @@ class Pool:
 
     def _fail(self, future: Future[Any], error: Exception) -> None:
         seconds = self.world.random.choice([0.0, 0.05]) * self.world.random.random()
-        self.world.later(seconds, self.call.driver.name, "a task is lost", future.set_exception, error)
+        self.world.later(seconds, self.call.driver.name, "a task is lost", self._set_error, future, error)
+
+    def _set_error(self, future: Future[Any], error: Exception) -> None:
+        """Let a task fail, unless the driver has cancelled it in the queue: executors of Python skip such a future."""
+        if not future.cancelled():
+            future.set_exception(error)
 
     def _hire(self) -> None:
         if self.is_closed or self.is_broken or not self.call.driver.is_alive:

@@ -241,7 +241,7 @@ class Trainer:
         if self.is_over or self.requested is not None:
             return None
         draw = self.world.random.random()
-        if draw < self.pace.foreign:
+        if draw < self.pace.foreign and self.order:  # a child that is forked after the last batch has none
             self.in_order = -1
             return self.request([number + 10**6 for number in self.order[0]])
         if draw < self.pace.foreign + self.pace.skip and self.place + 1 < len(self.order):

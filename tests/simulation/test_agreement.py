@@ -6,7 +6,8 @@ import logging
 
 import pytest
 from simulation.agreement_claims import check_ranks
-from simulation.agreement_world import Fault, Ranks
+from simulation.agreement_world import Fault, Ranks, Request
+from simulation.processes import Task
 
 from binidx.dataset.rank_agreement import LEFT, OK, Agreement
 from binidx.errors import PeerError
@@ -141,6 +142,31 @@ def test_a_rank_that_works_long_after_the_others_went_on_without_it_misses_none(
     ranks.run()
     check_ranks(ranks)
     assert errors(ranks) == [""] * 3
+
+
+def test_a_rank_that_is_stopped_between_its_counts_does_not_leave_one_at_work() -> None:
+    """Rank 2 entered and finished after two ranks were counted as entered: its end was taken for that of rank 1."""
+    faults = [Fault("is late", 2, seconds=12.0), Fault("is absent", 3)]
+    ranks = Ranks(1, size=4, faults=faults, num_builds=1, seconds=1.0, holder=None)
+    build, [process, *_], served = ranks.builds[0], ranks.processes, ranks.clients[0].on_served
+    build.seconds, counts = [0.1, 60.0, 0.1, 0.0], list[str]()
+
+    def stop_after_the_first_count(request: Request, result: object, task: Task) -> None:
+        served(request, result, task)
+        if request.arguments == (0,) and not counts:
+            counts.append(request.key)
+            process.stop(18.0)
+
+    ranks.clients[0].on_served = stop_after_the_first_count
+    ranks.run()
+    check_ranks(ranks)
+    assert counts
+    assert build.parts[1].worked < build.parts[0].ended  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("seed", [6_000_032])
+def test_a_rank_that_enters_while_one_that_went_on_leaves_does_not_hold_it_up(seed: int) -> None:
+    run(seed)
 
 
 # Limits

@@ -53,7 +53,7 @@ def drawn_trainer(world: World, draw: random.Random, name: str, store: Store, st
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 5_000_115, 7_000_080])
 def test_any_trainer_has_the_batches_of_its_order_whatever_fails_and_whoever_is_collected(seed: int) -> None:
     world, draw = World(seed), random.Random(seed)
     large = draw.choice([1, 1, 10])
@@ -235,3 +235,13 @@ def test_a_jump_is_found_among_the_batches_that_are_searched(num_workers: int, s
     prediction = Prediction(start, 0, num_workers)
     assert not prediction.find(batches[searched])
     assert prediction.next() == batches[0]
+
+
+def test_a_jump_after_more_failed_batches_than_are_searched_is_found() -> None:
+    """Seed 7,000,080: a batch that fails is not served, so the search never came to the one after the jump."""
+    start = build_sampler("single", range(32_000), 0, 8, 0, 1)
+    batches, prediction = [*start], Prediction(start)
+    prediction.mark_served(prediction.next())  # type: ignore[arg-type]
+    assert [prediction.next() for _ in range(100)] == batches[1:101]
+    assert prediction.find(batches[102])
+    assert prediction.next() == batches[102]

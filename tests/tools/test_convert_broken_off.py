@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -338,6 +339,29 @@ def test_a_second_convert_in_a_store_overtakes_the_first_which_says_so(tmp_path:
         convert_dataset(first, target, part_bytes=PART, watch=watch)
     assert pair(target) == pair(second)
     assert names_beside(target) == ["en.bin", "en.idx"]
+
+
+class OvertakenFileSystem(MemoryFileSystem):
+    """Calls a function before the first object is removed."""
+
+    protocol = "overtaken"
+    before_removal: ClassVar[list[Callable[[], object]]] = []
+
+    def rm_file(self, path: str) -> None:
+        if self.before_removal:
+            self.before_removal.pop()()
+        super().rm_file(path)
+
+
+def test_a_convert_that_goes_on_after_another_call_has_finished_leaves_its_index(tmp_path: Path) -> None:
+    """Between its check of the owner and its publication, see `simulation.convert_world`."""
+    fsspec.register_implementation("overtaken", OvertakenFileSystem, clobber=True)
+    source, target = build(tmp_path / "en", 6_000), f"overtaken://{uuid.uuid4().hex}/en"
+    OvertakenFileSystem.before_removal.append(lambda: convert_dataset(source, target))
+    with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
+        convert_dataset(source, target)
+    assert pair(target) == pair(source)
+    assert not convert_dataset(source, target).copied
 
 
 PAUSED = """

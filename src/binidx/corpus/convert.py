@@ -283,12 +283,8 @@ class Convert:
         Raises:
             ObjectExistsError: something stands at the target, or the folder has parts of another copy by workers.
         """
-        by_workers, free = self.workers is not None, self.overwrite or self.in_place
-
-        def check_free(resumed: bool) -> None:
-            if not free:
-                self.target.check_free(resumed=resumed)
-
+        by_workers = self.workers is not None
+        check_free = (lambda _: None) if self.overwrite or self.in_place else self.target.check_free
         self.owner.claim(self.tokens.folder, by_workers=by_workers, check_free=check_free, say=self.watch.say)
 
     def _check(self) -> None:
@@ -302,7 +298,8 @@ class Convert:
         self._check()
         if not self.overwrite and object_exists(self.target.idx):
             raise ObjectExistsError(self.target.refusal)
-        self.target.remove_existing()
+        # An `.idx` that appears from now on is that of a call which has finished this dataset.
+        self.target.remove_existing(index=self.overwrite)
 
     def _publish(self) -> None:
         """Copy tokens, checksums, sidecars and index, as far as parts are missing; remove the records."""

@@ -297,7 +297,7 @@ class DatasetTarget:
         """Return the bytes of `.bin` and `.idx` together."""
         return sum(int(object_identity(file)["size"]) for file in (self.bin, self.idx))
 
-    def check_free(self, *, resumed: bool = False) -> None:
+    def check_free(self, resumed: bool = False) -> None:
         """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
 
         Args:
@@ -343,12 +343,16 @@ class DatasetTarget:
             writer.write(piece)
         writer.finish()
 
-    def remove_existing(self) -> None:
+    def remove_existing(self, *, index: bool = True) -> None:
         """Remove the old index first, then other forms of the tokens, checksums, a virtual merge's list, and sidecars.
 
         The `.bin` in the form to write stays: publishing the new one replaces it.
+
+        Args:
+            index: whether to remove the index, too.
         """
-        delete_object(self.idx)
+        if index:
+            delete_object(self.idx)
         BinWriter.remove_superseded(self.bin)
         for suffix in (PARTS, *SIDECARS):
             delete_object(self.prefix + suffix)

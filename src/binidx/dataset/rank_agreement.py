@@ -211,7 +211,9 @@ class Participant:
         while self.agreement.outcome is None:
             waited = (yield from Now()) - started
             if waited > ABSENT_SECONDS:
-                entered, finished = (yield from Call(add, ("entered", 0))), (yield from Call(add, ("finished", 0)))
+                # In this order: all that had entered by the second count had finished by the first one. The other way
+                # round, a rank that enters and finishes in between (this one was stopped) would stand for one at work.
+                finished, entered = (yield from Call(add, ("finished", 0))), (yield from Call(add, ("entered", 0)))
                 if self.agreement.is_over_without_absent(entered, finished):
                     yield from effects.Log(__name__, 30, ABSENT_WARNING.format(size - entered, size))  # a warning
                     return

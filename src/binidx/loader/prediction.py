@@ -94,11 +94,12 @@ class Prediction:
         """Move to a requested batch that was not the predicted one; return False, and stay, if it is not found.
 
         After True, `next` returns this batch and then its successors. The search covers a limited number of batches:
-        first those after the last served batch, where a loader continues whose iteration was stopped early; then those
-        from the start of the sampler.
+        first those from the last served batch, where a loader continues whose iteration was stopped early, to some
+        beyond the predicted one; then those from the start of the sampler.
         """
-        walk = self._walk
-        if not walk.draw_to(batch, self._searched) and not (walk := walk.again()).draw_to(batch, self._searched):
+        walk, searched = self._walk, self._searched
+        # Batches whose reads fail are predicted, but never served: more of them than are searched may lie in between.
+        if not walk.draw_to(batch, self._next + searched) and not (walk := walk.again()).draw_to(batch, searched):
             return False
         while walk.drawn[0] != batch:
             walk.drawn.popleft()

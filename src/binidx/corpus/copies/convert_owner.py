@@ -47,8 +47,9 @@ class BegunObject:
 
 @dataclass(frozen=True)
 class OwnerFields:
-    """Fields of TARGET.convert.json besides its version."""
+    """Content of TARGET.convert.json. Versions before 3 had no folder, and named their source here."""
 
+    binidx_convert: int = 3
     owner: str = ""
     objects: dict[str, BegunObject] = field(default_factory=dict)
 
@@ -162,7 +163,7 @@ class ConvertOwner:
         is_own = yield from folder.holds_parts_steps()
         if not is_own and (yield from effects.ReadObject(folder.job_file)) is None:
             late = yield from self.read_steps()  # of a call that became the owner while another one cleaned up
-            if is_own := late is not None and late.owner != "":
+            if is_own := late is not None and late.owner != "" and late.binidx_convert == OwnerFields.binidx_convert:
                 yield from self._discard_steps(late)
         if is_own:
             yield from self.remove_steps()
@@ -197,7 +198,7 @@ class ConvertOwner:
             yield from DiscardParts(self._target + f".{suffix}", "", every=True)
 
     def _write_steps(self) -> effects.Steps[None]:
-        fields = {"binidx_convert": 3, **asdict(OwnerFields(self._name, self._objects))}
+        fields = asdict(OwnerFields(owner=self._name, objects=self._objects))
         yield from effects.WriteObject(self.file, OWNER_FILE.encode(fields), durable=True)
 
     read, claim = effects.blocking(read_steps), effects.blocking(claim_steps)

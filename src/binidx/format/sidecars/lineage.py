@@ -26,7 +26,7 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundE
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.location import Location
+from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
@@ -74,7 +74,7 @@ def _opened_lineage(file: Location) -> Iterator[tuple[Any, Any]]:
         raise FormatError(f"{file}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 
 
-def read_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
+def read_origins(prefix: Where, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
 
     Reads the footer and the row groups with these documents: about 6 MB each, for a quarter of a million rows.
@@ -87,7 +87,7 @@ def read_origins(prefix: Location, documents: Sequence[int]) -> dict[int, dict[s
         FormatError: the lineage is not valid, or has no such row.
         MissingDriverError: there is a lineage, and pyarrow is not installed.
     """
-    lineage = prefix + LINEAGE
+    lineage = Location.of(prefix) + LINEAGE
     if not len(documents) or not object_exists(lineage):
         return {}
     wanted = np.unique(np.array(documents, np.int64))
