@@ -25,7 +25,8 @@ from binidx.storage.codecs.segments import SegmentedObject, SegmentWriter
 from binidx.storage.location import Location
 from binidx.storage.open import CODECS, Codec, codec_named
 from binidx.storage.requests.remote_object import RemoteObject
-from binidx.storage.stores.registry import STORES, open_store
+from binidx.storage.location import Location
+from binidx.storage.stores.registry import STORES
 
 TOY = Codec(SegmentedObject, SegmentWriter)
 
@@ -60,7 +61,7 @@ def test_a_name_stands_for_one_class_which_may_be_registered_again() -> None:
             r"helpers.put_only_store:PutOnlyStore, need one\); remove one of them",
         ):
             binidx.register_store("toy", PutOnlyStore)
-        assert type(open_store("toy://a/b")) is ToyStore
+        assert type(Location("toy://a/b").store) is ToyStore
 
 
 def test_an_unknown_codec_is_named_with_those_that_there_are() -> None:
@@ -76,7 +77,7 @@ def test_an_unknown_scheme_is_an_error_that_names_the_uri() -> None:
 
 def test_a_pickled_reader_brings_the_registrations(tmp_path: Path) -> None:
     with registered_store("toy", ToyStore), registered_codec(".zz", TOY):
-        open_store("toy://a/b").put("toy://a/b", [memoryview(b"123")])
+        Location("toy://a/b").store.put("toy://a/b", [memoryview(b"123")])
         pickles = pickle.dumps(Registrations()), pickle.dumps(RemoteObject(Location.of("toy://a/b")))
     for data in pickles:
         assert "toy" not in STORES.names()
@@ -182,7 +183,8 @@ def test_installed_packages_are_looked_up_for_unknown_names_only(tmp_path: Path)
     write_package(tmp_path / "toys")
     pretend_installed(tmp_path / "toys", "toys", "[binidx.stores]\ntoys3 = toys3:ToyStore\n")
     found = python(
-        "from binidx.storage.stores.registry import STORES, open_store\n"
+        "from binidx.storage.location import Location
+from binidx.storage.stores.registry import STORES\n"
         "from binidx.storage.open import CODECS\n"
         "looked_up = lambda: ['installed' in vars(each) for each in (STORES, CODECS)]\n"
         f"binidx.IndexedDataset({str(tmp_path / 'en')!r}); open_store('s3://b/k'); open_store('memory://b/k')\n"
