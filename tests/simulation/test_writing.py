@@ -79,3 +79,12 @@ def test_an_exit_runs_each_task_once_and_waits_from_its_first_call_on() -> None:
     assert schedule.exit_wait(1.0) == EXIT_SECONDS
     assert schedule.exit_wait(4.0) == EXIT_SECONDS - 3.0
     assert schedule.exit_wait(40.0) == 0.0
+
+
+def test_a_task_that_is_always_due_holds_up_no_token() -> None:
+    """Rounds that took longer than their interval did: an exit waited 10 s for tasks that were done."""
+    schedule, repeated, done = TaskSchedule(), task(), task()
+    schedule.add(repeated, repeated, 1.0, 0.0)
+    assert run_next(schedule, 1.0) is repeated
+    schedule.exit(done, 6.0)
+    assert [run_next(schedule, 6.0), run_next(schedule, 11.0)] == [repeated, done]
