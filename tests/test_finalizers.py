@@ -376,11 +376,13 @@ class Owner:
     pass
 
 owners = [Owner() for _ in range(3)]
-threads.EXIT_SECONDS = 0.1
+threads.background().schedule.exit_seconds = 0.1
 threads.background().add(owners[0], lambda: 1 / 0)
 threads.background().add(owners[1], lambda: print("cleaned up", flush=True))
 if sys.argv[1] == "hangs":
-    threads.background("binidx-losses", 60.0).add(owners[2], threading.Event().wait)
+    losses = threads.background("binidx-losses", is_early=True)
+    losses.schedule.exit_seconds = 0.1
+    losses.add(owners[2], threading.Event().wait, 60.0)
 """
 
 
@@ -393,14 +395,14 @@ def test_a_process_ends_in_time_whatever_a_task_does(end: str) -> None:
 
 
 def test_tokens_that_never_end_do_not_keep_a_task_from_its_time() -> None:
-    background, owner, ran = Background("binidx-test", 0.01), Owner(), threading.Event()
+    background, owner, ran = Background("binidx-test"), Owner(), threading.Event()
     ended = False
 
     def again() -> None:
         if not ended:
             background.tokens.put(again)
 
-    background.add(owner, ran.set)
+    background.add(owner, ran.set, 0.01)
     again()
     again()
     assert ran.wait(300)
@@ -408,7 +410,7 @@ def test_tokens_that_never_end_do_not_keep_a_task_from_its_time() -> None:
 
 
 def test_a_task_that_fails_when_its_object_is_gone_runs_again() -> None:
-    background, owner, ran = Background("binidx-test", 0.01), Owner(), threading.Event()
+    background, owner, ran = Background("binidx-test"), Owner(), threading.Event()
     failures = [ValueError("the store is away")]
 
     def task() -> None:
@@ -417,6 +419,6 @@ def test_a_task_that_fails_when_its_object_is_gone_runs_again() -> None:
         if owner is None:
             ran.set()
 
-    background.add(owner, task)
+    background.add(owner, task, 0.01)
     owner = None  # type: ignore[assignment]
     assert ran.wait(300)

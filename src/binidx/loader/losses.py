@@ -4,20 +4,20 @@
         position int64     samples consumed before it, over all ranks: the same at any topology
         loss float32
 
-A file appears whole, or not at all; its time is that of its last row, so one that is written again replaces itself. A
-thread, which exists from the first recorded row on, writes one for each 65,536 samples of a rank, and a minute after
-the last one. It also writes the rows of a recorder that is garbage, again each minute while the store fails: a
-finalizer, which may run in the thread that would send the request, only leaves a token. The end of the process waits at
-most ten seconds for it. A process that a signal kills loses the rows of the last minute; `close` and the loader's
-`state_dict` write them, so a run that resumes from that state records the lost ones again. Of several losses of a
-position the one in the newest file counts, so a replayed step replaces.
+A file appears whole, or not at all; its time is that of its last row, so one that is written again replaces itself. The
+times of a recorder only grow, also while its clock is set back. A thread, which exists from the first recorded row on,
+writes a file for each 65,536 samples of a rank, and a minute after the last one. It also writes the rows of a recorder
+that is garbage, again each minute while the store fails: a finalizer, which may run in the thread that would send the
+request, only leaves a token. The end of the process waits at most ten seconds for it. A process that a signal kills
+loses the rows of the last minute; `close` and the loader's `state_dict` write them, so a run that resumes from that
+state records the lost ones again. Of several losses of a position the one in the newest file counts, so a replayed step
+replaces.
 
 Cost: 4 to 6 bytes a sample, 3 to 30 us a micro-batch; 2 to 35 ms of the thread for a file on a disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from binidx.dataset.torch_bridge import copy_to_host
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.loader.samplers import PretrainingSampler
-from binidx.storage.adapters import ReadableFile, WritableFile
+from binidx.storage.adapters import ReadableFile
+from binidx.storage.effects import Steps, WriteObject, blocking
 from binidx.storage.location import Location, Where
 from binidx.storage.open import open_object
 from binidx.storage.stores.fsspec_store import list_stored_files
 from binidx.storage.threads import READS, background
-from binidx.storage.writing.publish import create_object
 
 
 @dataclass
@@ -61,6 +61,7 @@ class LossRecorder:
     rank: int = 0
     most_rows: int = 1 << 16
     most_seconds: float = 60.0
+    _background, _process, _clock = staticmethod(background), staticmethod(os.getpid), staticmethod(time.time_ns)
 
     def __post_init__(self) -> None:
         self._place: Any = self.folder is not None and Location.of(self.folder)
@@ -81,12 +82,13 @@ class LossRecorder:
         """
         if self.folder is None:
             raise ConfigError("losses_to: found none, record_losses needs a folder; give it to the loader")
-        writer = background("binidx-losses", self.most_seconds)
-        if self._pid != os.getpid():  # a forked child has a copy of the rows
-            self._pid, self._num_samples, self._rows = os.getpid(), 0, list[Any]()
+        writer = self._background("binidx-losses", is_early=True)
+        if self._pid != self._process():  # a forked child has a copy of the rows
+            self._pid, self._num_samples, self._rows, self._time = self._process(), 0, list[Any](), 0
             self._write = functools.partial(_write, self._place, self.rank, self._rows, threading.RLock())
-            writer.add(self, self._write)
-        self._rows.append((position, *copy_to_host(losses), time.time_ns()))
+            writer.add(self, self._write, self.most_seconds)
+        self._time = max(self._clock(), self._time + 1)  # also while the clock is set back
+        self._rows.append((position, *copy_to_host(losses), self._time))
         self._num_samples += len(losses)
         if self._num_samples % self.most_rows < len(losses):
             writer.tokens.put(self._write)
@@ -115,11 +117,12 @@ class LossRecorder:
         Raises:
             StorageError: they cannot be written; the next file has them.
         """
-        if self._pid == os.getpid():
+        if self._pid == self._process():
             self._write()
 
 
-def _write(folder: Location, rank: int, rows: list[Any], writing: contextlib.AbstractContextManager[object]) -> None:
+@blocking
+def _write(folder: Location, rank: int, rows: list[Any], writing: Any) -> Steps[None]:
     """Write rows as one file, if there are any, and remove them from the list.
 
     Args:
@@ -140,8 +143,9 @@ def _write(folder: Location, rank: int, rows: list[Any], writing: contextlib.Abs
             positions = [first + np.arange(len(own)) for (first, *_), own in zip(taken, losses, strict=True)]
             table = pa.table({"position": np.concatenate(positions), "loss": np.concatenate(losses)})
             layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
-            with create_object(folder / f"losses-{taken[-1][-1]:020d}-{rank:05d}.parquet") as out:
-                parquet.write_table(table, WritableFile(out), use_dictionary=False, **layout)
+            parquet.write_table(table, file := pa.BufferOutputStream(), use_dictionary=False, **layout)
+            name = f"losses-{taken[-1][-1]:020d}-{rank:05d}.parquet"
+            yield from WriteObject(folder / name, file.getvalue(), durable=True)
         except BaseException:
             rows[:0] = taken  # the next file has them
             raise

@@ -35,10 +35,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from types import MappingProxyType
 from typing import TypeVar, cast
 
 from binidx.forks import ProcessLock
+from binidx.storage.task_schedule import ScheduledTask, Task, TaskSchedule
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -162,85 +164,75 @@ def run_both(
     return result, pending.result()
 
 
-Task = Callable[[], object]
-EXIT_SECONDS, NEVER = 10.0, 1e9
-"""Longest time that the end of a process waits for a `Background`, and seconds that never pass."""
-
-
 class Background:
-    """Thread that runs a task for each of some objects: when the object is gone, at exit, and every `seconds`.
+    """Thread that runs a task for each of some objects: when the object is gone, at exit, and every few seconds.
 
     A finalizer runs inside any allocation of any thread, under any lock: it only puts a token into the queue.
 
     Attributes:
+        schedule: decides which task runs next.
         tokens: keys of the tasks whose objects are gone, and further tasks.
     """
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self._seconds, self._deadline, self._tasks = seconds, NEVER * 2, dict[Task, Task]()
-        self.tokens: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    def __init__(self, name: str, *, is_early: bool = False) -> None:
+        self.schedule, self.tokens = TaskSchedule(), queue.SimpleQueue[Task]()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter ends: tasks only run when they are called
             self._thread.start()
             atexit.register(self.finish)
-            if seconds < NEVER:  # before that, too: afterwards no thread can be started, as to look up a host
+            if is_early:
                 threading._register_atexit(self.finish)  # type: ignore[attr-defined]
 
-    def add(self, owner: object, task: Task) -> Task:
-        """Run a task when its owner is gone; return a function that runs it at once, unless it has run."""
+    def add(self, owner: object, task: Task, seconds: float = inf) -> Task:
+        """Run a task when its owner is gone; return a function that runs it at once, unless it has run.
+
+        Args:
+            seconds: time between two runs of the task; inf: it runs once.
+        """
         key = functools.partial(bool)  # a new object, which does nothing once its task has run
-        self._tasks[key] = task
+        self.schedule.add(key, task, seconds, time.monotonic())
         weakref.finalize(owner, self.tokens.put, key).atexit = False  # `finish` does it then
-        return lambda: self._tasks.pop(key, bool)()
+        self.tokens.put(bool)  # the thread may wait for a later task
+        return lambda: (self.schedule.tasks.pop(key, None) or ScheduledTask(key, bool, 0)).task()
 
     def _work(self) -> None:
-        due = time.monotonic() + self._seconds
         while True:
-            token: Task = self._run_all
-            with contextlib.suppress(queue.Empty, ValueError):  # negative: all are due, however many tokens there are
-                token = self.tokens.get(timeout=due - time.monotonic())
-            due = time.monotonic() + self._seconds if token == self._run_all else due
-            self._run(token)
-
-    def _run(self, token: Task) -> None:
-        task = self._tasks.pop(token, token)
-        try:
-            task()
-        except Exception as error:
-            logger.warning("%s: %s: %s", self._thread.name, type(error).__name__, error)
-            if task != token and self._seconds < NEVER:
-                self._tasks[token] = task  # of an object that is gone: again with all others
-
-    def _run_all(self) -> None:
-        for key, task in [*self._tasks.items()]:
-            self._run(task if self._seconds < NEVER else self._tasks.pop(key, bool))
+            with contextlib.suppress(queue.Empty):
+                token = self.tokens.get(timeout=self.schedule.wait(time.monotonic()))
+                self.schedule.receive(token, time.monotonic())
+            if scheduled := self.schedule.next(time.monotonic()):
+                try:
+                    scheduled.task()
+                except Exception as error:
+                    logger.warning("%s: %s: %s", self._thread.name, type(error).__name__, error)
+                    self.schedule.fail(scheduled, time.monotonic())
 
     def finish(self) -> None:
-        """Run all tasks, and wait for them at most until `EXIT_SECONDS` after the first call; called at exit."""
+        """Run all tasks, and wait for them at most 10 s after the first call; called at exit."""
         if not self._thread.is_alive():  # of the parent process
             return
-        done = queue.SimpleQueue[None]()
-        self._deadline = min(self._deadline, time.monotonic() + EXIT_SECONDS)
-        self.tokens.put(self._run_all)
-        self.tokens.put(lambda: done.put(None))
+        done, schedule = queue.SimpleQueue[None](), self.schedule
+        self.tokens.put(lambda: schedule.exit(lambda: done.put(None), time.monotonic()))
         try:
-            done.get(timeout=max(0.0, self._deadline - time.monotonic()))
+            done.get(timeout=schedule.exit_wait(time.monotonic()))
         except queue.Empty:
-            logger.warning("%s: not done within %d s at exit; the rest is lost", self._thread.name, EXIT_SECONDS)
+            name, seconds = self._thread.name, schedule.exit_seconds
+            logger.warning("%s: not done within %d s at exit; the rest is lost", name, seconds)
 
 
 @functools.cache
-def _background(pid: int, name: str, seconds: float) -> Background:
-    return Background(name, seconds)
+def _background(pid: int, name: str, is_early: bool) -> Background:
+    return Background(name, is_early=is_early)
 
 
-def background(name: str = "binidx-cleanup", seconds: float = NEVER) -> Background:
+def background(name: str = "binidx-cleanup", *, is_early: bool = False) -> Background:
     """Return the thread of this name of this process, which is made at the first call.
 
     Args:
-        seconds: time between two runs of each task; NEVER: a task runs once.
+        is_early: whether it also ends its tasks before the other threads: afterwards none can be started, as to look up
+            a host.
     """
-    return _background(os.getpid(), name, seconds)
+    return _background(os.getpid(), name, is_early)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from binidx.errors import ConfigError, ObjectChangedError, redacted
@@ -222,7 +221,9 @@ def _stream_object(piece: Slice, location: Location) -> Generator[memoryview]:
 
 def _reader(name: str) -> Any:
     """Return a module beside this one, imported only when needed: pyarrow takes a moment, and may be missing."""
-    return import_module(f"binidx.prepare.text.{name}")
+    from binidx.prepare.text import arrow_reader, parquet_reader
+
+    return {"arrow": arrow_reader, "parquet": parquet_reader}[name]
 
 
 @dataclass(frozen=True)
@@ -268,9 +269,9 @@ FORMATS: dict[str, InputFormat] = {
     **{key: value for name, row in TEXT_FORMATS.items() for key, value in _compressed(name, row).items()},
     "parquet": InputFormat(
         (".parquet",),
-        lambda reader: _reader("parquet_reader").parquet_blocks(reader),
-        read=lambda request: _reader("parquet_reader").read_parquet(request),
+        lambda reader: _reader("parquet").parquet_blocks(reader),
+        read=lambda request: _reader("parquet").read_parquet(request),
     ),
-    "arrow": InputFormat((".arrow",), read=lambda request: _reader("arrow_reader").read_arrow_rows(request)),
+    "arrow": InputFormat((".arrow",), read=lambda request: _reader("arrow").read_arrow_rows(request)),
 }
 """Name of an input format -> its functions. A new format is a module with these functions and a row here."""
