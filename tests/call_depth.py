@@ -30,7 +30,7 @@ PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
 STANDARD = f"{PACKAGE}forks.py"
 """Module that is not counted, as functools is not: its `cached_property` stands for that one."""
 
-LIMITS = {"dataset[i]": 18, "batch of 8": 18, "build with cached index": 56, "cold build": 72}
+LIMITS = {"dataset[i]": 18, "batch of 8": 18, "build with cached index": 56, "cold build": 73}
 """They only fall: a rise needs a line on the decision page of the change, as `orders.md` and `simulation.md` have."""
 
 CALLS = {"build with cached index": 1_800}

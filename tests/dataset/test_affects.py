@@ -173,6 +173,7 @@ HASHED = {
 def test_the_fields_in_the_names_of_caches() -> None:
     for module in ("fim", "gpt", "masked", "bert", "t5", "multimodal", "sft"):
         import_module(f"binidx.compat.megatron.{module}_dataset")
+    import_module("binidx.dataset.megatron.multimodal")
     kinds = [kind for kind in subclasses(MegatronDataset) if kind.__module__.startswith("binidx.")]
     assert {kind.__name__ for kind in kinds} == HASHED.keys()
     for kind in kinds:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -377,8 +377,9 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     Source: Megatron Core, `GPTDatasetConfig`.
     """
 
-    EOD_FLAGS: ClassVar = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-    moves_text: ClassVar[bool] = False
+    # Without annotations: ranks compare what is annotated.
+    EOD_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+    moves_text = False
     """True for samples that have other tokens than the order says, as those of fill in the middle."""
 
     reset_position_ids: bool | None = field(default=False, metadata=affects("samples"))

@@ -236,8 +236,7 @@ def identify_options(datasets: list[Any]) -> Any:
 def _list_options(config: Any) -> dict[str, Any]:
     kinds = [kind for kind in type(config).__mro__ if kind.__module__.partition(".")[0] in LIBRARY]
     known = described_fields(type(config))
-    annotations = [item for kind in kinds for item in get_annotations(kind).items()]
-    names = dict.fromkeys(name for name, annotation in annotations if not str(annotation).startswith("ClassVar"))
+    names = dict.fromkeys(name for kind in kinds for name in get_annotations(kind))
     tokenizer = {name: find_token(config.tokenizer, name) for name in TOKENIZER_FIELDS}
     lacking = {*IN_THE_ORDER, *(name for name in known if not words_of(known[name]) <= {"order", "samples"})}
     options = {name: getattr(config, name) for name in names if name not in lacking}
