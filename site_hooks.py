@@ -136,7 +136,8 @@ def arguments_of(function: Any) -> Iterator[str]:
 
 def first_line(module: str, name: str) -> str:
     """Return the first line of the docstring of a class or function, or of the string below an assignment."""
-    body = ast.parse(inspect.getsource(import_module(module))).body
+    top = ast.parse(inspect.getsource(import_module(module))).body
+    body = [inner for node in top for inner in ([*node.body, *node.orelse] if isinstance(node, ast.If) else [node])]
     for node, below in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return str(ast.get_docstring(node)).partition("\n")[0]

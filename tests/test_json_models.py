@@ -71,11 +71,12 @@ TOKENIZER = {
 }  # fmt: skip
 SETS = [{"name": "web", "files": "files.txt", "weight": 1}, {"name": "code", "files": ["a", "b"]}]
 
+OWNER = OwnerFields(owner="o", objects={"bin": BegunObject("t")})
 KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
     "run": (RUN_FILE, RUN),
     "packed": (PACKED_FILE, json.dumps(
         {"fork": "umd", "block_size": 9, "n_chunks": 2, "seed": 3, "sets": SETS}).encode()),
-    "owner of a target": (OWNER_FILE, json.dumps(asdict(OwnerFields(owner="o", objects={"bin": BegunObject("t")}))).encode()),
+    "owner of a target": (OWNER_FILE, json.dumps(asdict(OWNER)).encode()),
     "index manifest": (INDEX_MANIFEST_FILE, json.dumps(asdict(MANIFEST)).encode()),
     "orders": (KNOWN_FILE, format_known([Known("a", {"num_epochs": 1, "separate_final_epoch": False}, 9)])),
     "dataset manifest": (DATASET_FILE, json.dumps(
@@ -131,7 +132,7 @@ def test_what_was_read_is_what_was_written() -> None:
     }.items():
         file, data = KINDS[kind]
         assert file.decode(data, "x") == written
-    assert OWNER_FILE.decode(KINDS["owner of a target"][1], "x") == OwnerFields(owner="o", objects={"bin": BegunObject("t")})
+    assert OWNER_FILE.decode(KINDS["owner of a target"][1], "x") == OWNER
     assert format_run(binidx.run.run_file.parse_run(RUN)) == RUN  # an integer weight stays one
 
 

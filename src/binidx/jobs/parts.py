@@ -210,3 +210,4 @@ def make_parts_steps(
 
 
 make_parts = blocking(make_parts_steps)
+"""Make the parts of a job that have no record, of this call's shard; arguments and errors: `make_parts_steps`."""

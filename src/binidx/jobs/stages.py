@@ -136,5 +136,7 @@ def make_recorded_parts_steps(
     return results
 
 
-run_stages, finish_once = blocking(run_stages_steps), blocking(finish_once_steps)
+run_stages = blocking(run_stages_steps)
+"""Run the stages of a job in order, up to one whose tasks other shards must make; arguments: `run_stages_steps`."""
+finish_once = blocking(finish_once_steps)
 make_recorded_parts = blocking(make_recorded_parts_steps)
