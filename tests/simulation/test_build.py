@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from simulation.build_world import BuildWorld, Fault, Left, Setting
+from simulation.elsewhere import printed_elsewhere
 
 from binidx.index.cache.lease import BUILDING, DEAD_SECONDS, FAILED, NO_LEASE, UNPUBLISHED, LeaseWait
 
@@ -29,16 +26,7 @@ for seed in (3, 4, 5):
 
 
 def test_one_seed_is_one_trace_in_processes_with_other_hash_seeds() -> None:
-    printed = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
+    printed = [printed_elsewhere(PROGRAM, seed) for seed in ("1", "2")]
     assert printed[0] == printed[1]
     assert len({*printed[0].split()}) == 3
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from simulation import convert_world
+from simulation.elsewhere import printed_elsewhere
 from simulation.job_world import play
 from simulation.queue_world import QueueWorld
 
@@ -53,11 +50,5 @@ def test_a_call_that_goes_on_late_leaves_the_index_of_one_that_has_finished(seed
 
 def test_one_seed_is_one_trace_in_another_process() -> None:
     world = play(5)
-    printed = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    printed = printed_elsewhere(PROGRAM, "7")
     assert printed.split() == [str(world.num_events), world.digest]
