@@ -38,6 +38,7 @@ from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
+from binidx.storage.steps import run
 from binidx.tokenizers.describe import CONFIG
 from binidx.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 
@@ -388,7 +389,7 @@ def test_a_large_file_that_only_saves_work_is_none(tmp_path: Path) -> None:
     huge(tmp_path / "meta.json")
     assert read_meta(str(tmp_path)) is None
     huge(tmp_path / "en.convert.json")
-    assert ConvertOwner(Location.of(f"{tmp_path}/en")).read() == OwnerFields()
+    assert run(ConvertOwner(Location.of(f"{tmp_path}/en")).read_steps()) == OwnerFields()
 
 
 def test_an_error_quotes_no_more_of_a_hostile_file_than_a_reader_takes_in() -> None:

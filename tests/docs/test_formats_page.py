@@ -22,6 +22,7 @@ from binidx.corpus.copies.convert_owner import ConvertOwner
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
+from binidx.storage.steps import run
 
 PAGE = read_page("reference/formats")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -194,7 +195,7 @@ def paths(value: Any, before: str = "") -> Iterator[str]:
 
 def test_the_table_of_the_owner_of_a_target_names_its_fields(tmp_path: Path) -> None:
     owner = ConvertOwner(Location.of(f"{tmp_path}/en"))
-    owner.take(None)
+    run(owner.take_steps(None))
     owner.save("bin", "t")
     named = [name for row in rows("Owner of a target") for name in re.findall(r"`([^`]+)`", row[0])]
     assert named == ["binidx_convert", "owner", "objects.*.token", "objects.*.published"]

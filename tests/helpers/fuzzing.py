@@ -346,13 +346,14 @@ def loader_state(folder: Path) -> Kind:
 def convert_journal(folder: Path) -> Kind:
     from binidx.corpus.convert import convert_dataset
     from binidx.corpus.copies.convert_owner import ConvertOwner
+    from binidx.storage.steps import run
 
     prefix, target, tries = str(GOLDEN / "corpus" / "en"), str(folder / "en"), iter(range(1 << 60))
     [partial] = (GOLDEN / "converted").glob("*.partial")
 
     def read(data: bytes) -> object:
         (folder / "en.convert.json").write_bytes(data)
-        found = ConvertOwner(Location.of(target)).read()
+        found = run(ConvertOwner(Location.of(target)).read_steps())
         if next(tries) % 20 == 0:  # takes some milliseconds
             for each in folder.glob("en.*"):
                 if each.name != "en.convert.json":

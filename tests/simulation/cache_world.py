@@ -637,7 +637,7 @@ class SimulatedFilling:
 
     def start(self) -> None:
         self.process.scopes["fill"] = self.signal
-        self.progress.begin()
+        self.plan.begin(self.process.world.now)
         self.filling = Filling(self.progress, self)  # type: ignore[arg-type]
         self.task = self.process.start(self._run(), "fill")
 

@@ -174,6 +174,7 @@ class Process:
             effects.Chance: lambda effect, task: self.answer(task, world.random.uniform(effect.low, effect.high)),
             effects.NewName: lambda effect, task: self.answer(task, f"{world.random.getrandbits(64):016x}"),
             effects.ProcessName: lambda effect, task: self.answer(task, self.name),
+            effects.ProcessNumber: lambda effect, task: self.answer(task, int(self.name.rpartition(" ")[2])),
             effects.Log: lambda effect, task: self.answer(task, None),
             effects.Call: self._call,
             effects.Start: lambda effect, task: self.answer(task, self.start(effect.steps, effect.name)),

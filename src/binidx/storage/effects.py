@@ -68,6 +68,14 @@ class ProcessName(Effect[str]):
 
 
 @dataclass(frozen=True)
+class ProcessNumber(Effect[int]):
+    """Return the number of this process on its machine."""
+
+    def perform(self) -> int:
+        return os.getpid()
+
+
+@dataclass(frozen=True)
 class Log(Effect[None]):
     """Log a message.
 

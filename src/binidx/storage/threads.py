@@ -40,7 +40,7 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from binidx.forks import ProcessLock
-from binidx.storage.task_schedule import ScheduledTask, Task, TaskSchedule
+from binidx.storage.task_schedule import Task, TaskSchedule
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -193,7 +193,7 @@ class Background:
         self.schedule.add(key, task, seconds, time.monotonic())
         weakref.finalize(owner, self.tokens.put, key).atexit = False  # `finish` does it then
         self.tokens.put(bool)  # the thread may wait for a later task
-        return lambda: (self.schedule.tasks.pop(key, None) or ScheduledTask(key, bool, 0)).task()
+        return lambda: (scheduled := self.schedule.tasks.pop(key, None)) and scheduled.task()
 
     def _work(self) -> None:
         while True:

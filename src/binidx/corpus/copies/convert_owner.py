@@ -201,6 +201,5 @@ class ConvertOwner:
         fields = asdict(OwnerFields(owner=self._name, objects=self._objects))
         yield from effects.WriteObject(self.file, OWNER_FILE.encode(fields), durable=True)
 
-    read, claim = effects.blocking(read_steps), effects.blocking(claim_steps)
-    take, save, check = effects.blocking(take_steps), effects.blocking(save_steps), effects.blocking(check_steps)
-    clean_up = effects.blocking(clean_up_steps)
+    claim, save = effects.blocking(claim_steps), effects.blocking(save_steps)
+    check, clean_up = effects.blocking(check_steps), effects.blocking(clean_up_steps)

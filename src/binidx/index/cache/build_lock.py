@@ -283,7 +283,7 @@ class BuildLock:
 
     def _leave_failure(self, lock: NodeLock, error: Exception) -> Steps[None]:
         yield from self._check()
-        text, where = str(error), f"process {(yield from process_number())} of this node"
+        text, where = str(error), f"process {(yield from effects.ProcessNumber())} of this node"
         if not isinstance(error, PeerError):
             text = describe_failure(self.manifest, where, traceback.format_exception(error))
         yield from lock.message_left(json.dumps({"failed": text}).encode())
@@ -365,11 +365,7 @@ def parse_message(data: bytes) -> dict[str, Any]:
 
 def let_others_build(lock: NodeLock) -> Steps[None]:
     """Make the waiting processes of this node build for themselves, all at the same time."""
-    yield from lock.message_left(json.dumps({"alone": (yield from process_number())}).encode())
-
-
-def process_number() -> Steps[int]:
-    return int((yield from effects.ProcessName()).rpartition(" ")[2])
+    yield from lock.message_left(json.dumps({"alone": (yield from effects.ProcessNumber())}).encode())
 
 
 def describe_failure(manifest: Location, where: str, trace: list[str]) -> str:

@@ -20,7 +20,8 @@ class FillProgress:
     """Plan of a filling that threads share.
 
     Args:
-        plan: changed with `lock` held.
+        plan: its threads that fetch, and reads that are measured, change it with `lock` held. Between rounds, when no
+            thread fetches, the choosing thread changes it without, as a choice may take a second.
         clock: seconds of a clock that never goes back.
         wait: waits for a flight, at most for some seconds.
 
@@ -37,11 +38,7 @@ class FillProgress:
         self.plan, self.lock, self._clock, self._wait = plan, threading.Lock(), clock, wait
         self.calm, self._arrival = threading.Event(), Flight[int, None]()
         self.calm.set()
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from now how long the trainer waits."""
-        self.plan.begin(self._clock())
+        plan.begin(clock())
 
     @contextlib.contextmanager
     def trainer_waiting(self) -> Iterator[None]:

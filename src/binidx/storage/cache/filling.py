@@ -217,7 +217,7 @@ class CacheFilling:
         self.plan.step += steps
         is_first = self.thread.ident is None and not self._scope.cancelled
         if is_first:
-            self.progress.begin()
+            self.plan.begin(time.monotonic())
             self.thread.start()
         return is_first
 
