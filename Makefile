@@ -15,7 +15,7 @@ BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo fast check lint depth docs test arm test-ceph test-oldest test-versions test-install mixed-versions \
-	first-hour mutants wheels arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak soak-worlds clean
+	first-hour mutants mutants-worlds wheels arm-wheel bench bench-quick bench-publish bench-peers bench-sweep soak soak-worlds confirm-worlds clean
 
 help:                           ## what each target does; also what `make` alone prints
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' Makefile
@@ -45,9 +45,9 @@ depth: $(VENV)/.test            ## modules that a read and a build over S3 run t
 docs: $(VENV)/.test             ## build the documentation site, and serve it on http://127.0.0.1:8000
 	$(SITE) serve
 
-test: $(VENV)/.test $(VENV)/.npm             ## the tests without lint; those that take minutes are in `make soak`
-	@$(BIN)/python -m pytest --collect-only > /dev/null 2>&1 || true  # compiles once what each process would compile
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.compiled $(VENV)/.npm             ## the tests without lint; those that take minutes are in `make soak`
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 0  # of a crash: xdist may wait for ever for the test that a new process was to run
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh
@@ -58,9 +58,15 @@ soak: $(VENV)/.test $(VENV)/.npm             ## the tests that take minutes; MEG
 soak-worlds: $(VENV)/.test               ## new simulated worlds of each kind for SIM_SECONDS on all cores; prints failing seeds
 	PYTHONPATH=src:tests $(BIN)/python -m simulation.soak $(SEED)
 
+confirm-worlds: $(VENV)/.test            ## six scenarios by real processes in namespaces beside their simulation; root, 25 minutes
+	PYTHONPATH=src:tests $(BIN)/python -m simulation.real $(SCENARIO) $(RUNS)
+
 mutants: $(VENV)/.test $(VENV)/.npm          ## COUNT lines changed by SEED, one at a time, and the near tests that fail of it
 	$(BIN)/python tests/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),25) \
 		$(if $(MODULES),--modules $(MODULES)) $(if $(TESTS),--tests $(TESTS)) $(if $(SECONDS),--seconds $(SECONDS))
+
+mutants-worlds: $(VENV)/.test            ## COUNT mutants of the machines by SEED, and the simulated worlds that kill them; an hour
+	PYTHONPATH=src:tests $(BIN)/python -m simulation.mutants $(or $(SEED),1) $(or $(COUNT),120)
 
 test-ceph: $(VENV)/.test $(VENV)/.npm        ## storage against Ceph's radosgw; apt install radosgw ceph-mon ceph-osd ceph-common
 	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset
@@ -135,6 +141,11 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) $(ORACLE) || echo 'Megatron Core 0.19.2 is not installed: comparisons with it are skipped'
 	$(BIN)/python -W ignore -c 'import oss2'  # compiled here: Python warns of its escapes, and warnings end a test
 	@touch $@ $(VENV)/.demo
+
+# Once what each process of the tests would compile.
+$(VENV)/.compiled: $(VENV)/.test
+	@$(BIN)/python -m pytest --collect-only > /dev/null 2>&1 || true
+	@touch $@
 
 # Beside the packages of Python, with `make --jobs=2`.
 $(VENV)/.npm: $(BIN)/python

@@ -2,6 +2,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from setuptools import setup
@@ -22,10 +23,13 @@ class BuildCore(build_ext):
         super().build_extensions()
 
 
-# A package index shows this text alone: links and pictures of the repository would lead nowhere.
-README = Path(__file__).with_name("README.md").read_text("utf-8")
-README = re.sub(r"<picture>.*(?=## In a clone)", "", README, flags=re.S)
-README = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]+\)", r"\1", README)
+# A package index shows this text alone: without what is for a clone, with the addresses of files and pictures.
+HERE = Path(__file__).parent
+ADDRESS = tomllib.loads((HERE / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
+README = re.sub(r"<!-- clone -->.*?<!-- end -->\n*", "", (HERE / "README.md").read_text("utf-8"), flags=re.S)
+README = re.sub(r"<!--.*?-->\n*", "", README)
+README = re.sub(r"(\]\()(?!https?:)([^)]+\))", rf"\1{ADDRESS}/blob/HEAD/\2", README)
+README = re.sub(r"(src|srcset)=\"(?!https?:)", rf'\1="{ADDRESS}/raw/HEAD/', README)
 
 setup(
     long_description=README,

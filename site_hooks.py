@@ -9,11 +9,14 @@ import html
 import inspect
 import json
 import os
+import posixpath
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 from typing import Any
 from unittest.mock import patch
 
@@ -35,13 +38,16 @@ from binidx.tools._options import Names
 for name in ("cached_property", "opened_once"):
     stdlib_decorators[f"binidx.forks.{name}"] = stdlib_decorators["functools.cached_property"]
 FOLDER = "reference/commands"
-BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2, "contributing": 0.2}
+ROOT = Path(__file__).parent
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+BOOSTS = {"tutorials": 2, "how-to": 2, "moving": 2}
 """Folder of pages -> factor of its results in the search."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages of the commands to the navigation, and the version to the footer."""
-    config.copyright = f"binidx {binidx.__version__}, Apache-2.0"
+    """Add the pages of the commands to the navigation, the version to the footer, links for edits to the pages."""
+    config.copyright = f'binidx {binidx.__version__}, Apache-2.0, <a href="{ADDRESS}">source</a>'
+    config.edit_uri = f"{ADDRESS}/edit/main/docs/"
     for section in config.nav or []:
         for pages in section.get("Reference", []):
             if "Commands" in pages:
@@ -95,15 +101,70 @@ def links_to(command: str, pages: dict[str, str]) -> list[str]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rank the page in the search, fill in derived tables, give errors and settings identifiers for links."""
     page.meta.setdefault("search", {"boost": BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
+    markdown = linked_to_repository(markdown, page.file.src_uri, files)
     markdown = markdown.replace("<!-- commands -->", "\n".join(tables_of_commands()))
     markdown = markdown.replace("<!-- core -->", "\n".join(tables_of_core()))
     markdown = re.sub(r"<!-- affects (\w+) -->", lambda found: affected_by(found[1]), markdown)
+    example = re.compile(r'^( *)--8<-- "(examples/\w+\.py)"$', re.M)
+    markdown = example.sub(lambda found: indent(whole_example(Path(found[2])), found[1]), markdown)
     if page.file.src_uri == "reference/errors.md":
         markdown = re.sub(r"^(#+ (\w+Error))$", r"\1 { #binidx.errors.\2 }", markdown, flags=re.M)
         markdown = markdown.replace("```text", "```{ .text .wrap }")
     if page.file.src_uri == "reference/settings.md":
         markdown = re.sub(r"^\| `(BINIDX_[A-Z_]+)`", r"| `\1`{ #\1 }", markdown, flags=re.M)
     return markdown
+
+
+def linked_to_repository(markdown: str, src_uri: str, files: Files) -> str:
+    """Return the page with links to files of the repository that are no pages of the site as addresses there."""
+
+    def target(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(src_uri), found[1]))
+        page = files.get_file_from_path(path.removeprefix("docs/"))
+        outside = (page is None or page.inclusion.is_excluded()) and (ROOT / path).is_file()
+        return f"]({ADDRESS}/blob/HEAD/{path}{found[2] or ''})" if outside else found[0]
+
+    return re.sub(r"\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)", target, markdown)
+
+
+def whole_example(path: Path) -> str:
+    """Return an example as one file that runs: what it imports from common.py stands in it."""
+    text, shared = path.read_text(), path.with_name("common.py").read_text()
+    own, common = (ast.parse(each).body for each in (text, shared))
+    imports, shared_imports = ([node for node in body if isinstance(node, IMPORT)] for body in (own, common))
+    known = {name: node for node in common for name in bound_names(node)}
+    waiting = [name for node in imports if getattr(node, "module", "") == "common" for name in bound_names(node)]
+    needed = set[ast.stmt]()
+    while waiting:
+        node = known[waiting.pop()]
+        used = () if node in needed else (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+        needed.add(node)
+        waiting += [name for name in used if name in known]
+    if not needed:
+        return text
+    lines = {ast.unparse(node) for node in (*imports[1:], *needed.intersection(shared_imports))}
+    lines, needed = {line for line in lines if not line.startswith("from common ")}, needed - {*shared_imports}
+    standard = {line for line in lines if re.split(r"[ .]", line)[1] in sys.stdlib_module_names}
+    groups = [
+        "\n".join(sorted(group, key=lambda line: (line.startswith("from"), line)))
+        for group in (standard, lines - standard)
+    ]
+    pieces = ["\n".join(shared.splitlines()[node.lineno - 1 : node.end_lineno]) for node in common if node in needed]
+    head, rest = text.splitlines()[: imports[0].end_lineno], text.splitlines()[imports[-1].end_lineno :]
+    top = "\n\n".join(["\n".join(head), *filter(None, groups)])
+    return "\n\n\n".join([top, *pieces, "\n".join(rest).strip("\n")]) + "\n"
+
+
+IMPORT = ast.Import | ast.ImportFrom
+
+
+def bound_names(node: ast.stmt) -> set[str]:
+    """Return the names that an import, an assignment or a definition binds."""
+    if isinstance(node, IMPORT):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+    return {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
 
 
 def tables_of_commands() -> Iterator[str]:

@@ -11,14 +11,11 @@ to_opentelemetry(loader, opentelemetry.metrics.get_meter("binidx"))
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
-RATIOS = (
-    *("tokens_per_second", "wait_share", "memory_hit_rate", "disk_hit_rate", "samples_ahead"),
-    *("request_limit", "goodput"),
-)
-"""Metrics that go up and down; the others are sums."""
+from binidx.storage.stats import BOUNDS
 
 
 def since_the_last_call(loader: Any) -> Callable[[], dict[str, float]]:
@@ -55,9 +52,29 @@ def to_wandb(loader: Any, run: Any) -> Callable[[int], None]:
 
 
 def to_opentelemetry(loader: Any, meter: Any) -> None:
-    """Make observable counters and gauges in a meter of OpenTelemetry; read when they are exported."""
+    """Make observable counters in a meter of OpenTelemetry, read when they are exported: as Prometheus gets them.
+
+    The counters of histograms, which OpenTelemetry cannot observe, have the attribute `le`.
+    """
     from opentelemetry.metrics import Observation
 
+    rank = {"rank": str(loader.batch_sampler.data_parallel_rank), "node": socket.gethostname()}
+
+    def seconds(kind: str) -> Iterator[Any]:
+        for (found, bucket), histogram in loader.histograms().items():
+            if found == kind:
+                yield Observation(histogram.seconds, rank | {"bucket": bucket})
+
+    def counts(kind: str) -> Iterator[Any]:
+        for (found, bucket), histogram in loader.histograms().items():
+            if found == kind:
+                for bound, count in zip(BOUNDS, histogram.counts, strict=True):
+                    yield Observation(count, rank | {"bucket": bucket, "le": str(bound)})
+
     for name in loader.metrics():
-        make = meter.create_observable_gauge if name in RATIOS else meter.create_observable_counter
-        make(f"binidx.{name}", callbacks=[lambda _, name=name: [Observation(loader.metrics()[name])]])
+        make = meter.create_observable_gauge if name == "samples_ahead" else meter.create_observable_counter
+        make(f"binidx.{name}", callbacks=[lambda _, name=name: [Observation(loader.metrics()[name], rank)]])
+    for kind in sorted({kind for kind, _ in loader.histograms()}):
+        for end, observe in (("sum", seconds), ("bucket", counts)):
+            make = meter.create_observable_counter
+            make(f"binidx.{kind}_seconds_{end}", callbacks=[lambda _, kind=kind, observe=observe: observe(kind)])

@@ -1,6 +1,6 @@
 """The first hour of a newcomer, by a wheel: `make first-hour`. Minutes, and 4 GB of disk.
 
-Runs the block of README.md with its extras in one fresh environment, on two ranks. Then installs the wheel with core
+Types the blocks of README.md into one fresh environment; the Hub is a server here. Then installs the wheel with core
 dependencies alone into another, and goes from text to a loader on S3 (SeaweedFS on loopback); there an extra is
 installed only when an error asks for it, by the line that the error prints. Each step prints its command and its
 output, and expects an exit status and a text; the exit status is 1 if one differs.
@@ -94,19 +94,26 @@ def prepare(folder: Path) -> None:
 
 
 def readme(user: Newcomer) -> None:
-    """Type the commands of README.md, and run its example on two ranks; the model is a sum."""
-    user.title("README: four commands from a jsonl to a step")
-    page = (ROOT / "README.md").read_text()
-    commands, example = (re.findall(rf"```{kind}\n(.*?)```", page, re.S)[0] for kind in ("sh", "python"))
-    model = "model = lambda tokens, labels, mask: print(tuple(tokens.shape), flush=True)\n"
-    (user.folder / "train.py").write_text(model + example)
-    install, preprocess, verify, train = commands.splitlines()
-    user.types(f"{install} --quiet")
-    user.types(preprocess, "2,000 documents")
-    user.types(verify, "sound")
-    user.types(train, r"(\(8, 4096\)\s+)+")
-    user.types("binidx doctor s3://corpus/en_text_document", "ok +torch", "a dataset, in")
-    user.types("rm -r en-* train.py 2> /dev/null; true")
+    """Type the commands of README.md in a folder of their own; the bucket stands, and so does the environment."""
+    from servers.http_objects import http_objects
+
+    user.title("README: four commands and a script, then from a bucket")
+    tokenizer = (user.folder / "tokenizer.json").read_bytes()
+    user.folder /= "readme"
+    user.folder.mkdir()
+    page = (ROOT / "README.md").read_text().replace("s3://corpus/", "s3://readme/")
+    local, server, bucket = (block.splitlines() for block in re.findall(r"```sh\n(.*?)```", page, re.S))
+    (user.folder / "train.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[0])
+    user.types(f"{local[0].rpartition('&& ')[2]} --quiet")
+    user.types(local[1])
+    with http_objects({"/openai-community/gpt2/resolve/main/tokenizer.json": tokenizer}) as hub:
+        user.environment["HF_ENDPOINT"] = hub.endpoint
+        user.types(local[2], "79 documents", "<eod>")
+    user.types(local[3], r"step 50  loss \d")
+    user.types(f"{server[1]} --quiet && weed version")
+    for line, says in zip(bucket, ("", "-> s3://readme/en", "en: sound", r"(?s)(step 50 .*){2}"), strict=True):
+        user.types(line, says)
+    user.types("binidx doctor s3://readme/en", "ok +torch", "a dataset, in")
 
 
 def look_around(user: Newcomer) -> None:
@@ -252,6 +259,7 @@ def main(wheel: str) -> int:
         folder.mkdir()
         prepare(folder)
         server.make_bucket("corpus")
+        server.make_bucket("readme")
         surprises = list[str]()
         for name, chapters in {"readme": [readme], "venv": CHAPTERS}.items():
             venv.EnvBuilder(symlinks=True, with_pip=True).create(Path(text) / name)

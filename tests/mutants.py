@@ -167,7 +167,7 @@ class Scratch:
 
     def __init__(self, root: Path, folder: Path, seconds: float) -> None:
         self._root, self._tree, self._home, self._seconds = root, folder / "tree", folder / "home", seconds
-        self._broken = set[str]()
+        self._broken, self._sound = set[str](), set[str]()
         self._home.mkdir()
         shutil.copytree(root, self._tree, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         if (root / ".venv").exists():
@@ -181,7 +181,9 @@ class Scratch:
             outcome = self._run(tests)
             self._write(place, mutant.path.read_text())
             failed = [outcome.killer] if outcome.killer else [*tests, "--collect-only"]
-            if outcome.word != "killed" or self._run(failed, "--numprocesses=0").word != "killed":
+            is_known = outcome.word != "killed" or self._sound >= {*failed}
+            if is_known or self._run(failed, "--numprocesses=0").word != "killed":
+                self._sound |= {outcome.killer} - {""}
                 return outcome
             if {*failed} & {*tests, *self._broken}:
                 raise SystemExit(f"{failed}: fails without a mutant, too")

@@ -30,12 +30,14 @@ sys.exit(binidx.tools.main(["inspect", "--help"]))
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an sdist and the wheel built from it, with no file that git does not know."""
+    """A folder with an sdist and the wheel built from it, of the files that git knows, at their tag v9.8.7."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, files.split("\0")):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    for arguments in (("init",), ("add", "--all"), ("commit", "--quiet", "--message", "all"), ("tag", "v9.8.7")):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=source, check=True)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     compiler = tmp_path_factory.mktemp("bin") / "cc"
     compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')  # a third of the time
@@ -48,7 +50,40 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_serves_every_later_python(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    assert "-cp311-abi3-" in wheel.name
+    assert wheel.name.startswith("binidx-9.8.7-cp311-abi3-")
+
+
+TAG_AFTER = ("0.2.0", r"0\.2\.1\.dev1\+g\w+", r"0\.2\.1\.dev1\+g\w+\.d\d+")
+
+
+def test_the_version_is_that_of_the_tag_or_of_the_commits_after_it(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools_scm")
+    (whole := tmp_path / "whole").mkdir()
+    shutil.copy(ROOT / "pyproject.toml", whole)
+
+    def git(*arguments: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"]
+        subprocess.run(["git", "-C", str(whole), *author, *arguments], check=True, capture_output=True)
+
+    def version(source: Path) -> str:
+        command = [sys.executable, "-W", "ignore", "-m", "setuptools_scm"]
+        return subprocess.run(command, cwd=source, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert version(whole) == "0.2.0.dev0", "without git"
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    git("commit", "--quiet", "--message", "second", "--allow-empty")
+    assert re.fullmatch(r"0\.2\.0\.dev2\+g\w+", version(whole)), "without a tag"
+    git("tag", "v0.2.0")
+    found = [version(whole)]
+    git("commit", "--quiet", "--message", "third", "--allow-empty")
+    found.append(version(whole))
+    (whole / "pyproject.toml").write_text((whole / "pyproject.toml").read_text() + "\n")
+    found.append(version(whole))
+    assert [*map(re.fullmatch, TAG_AFTER, found)].count(None) == 0, found
+    git("clone", "--quiet", "--depth", "1", "--no-tags", f"file://{whole}", str(tmp_path / "shallow"))
+    assert re.fullmatch(r"0\.2\.0\.dev1\+g\w+", version(tmp_path / "shallow"))
 
 
 def test_every_module_is_in_the_wheel(built: Path) -> None:
@@ -82,7 +117,7 @@ def test_a_build_without_a_compiler_says_what_to_install(built: Path, tmp_path: 
     assert done.stderr.splitlines()[-1].startswith(needed)
 
 
-def test_a_package_index_shows_no_link_into_the_repository(built: Path) -> None:
+def test_a_package_index_shows_absolute_links_and_nothing_of_a_clone(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -90,7 +125,17 @@ def test_a_package_index_shows_no_link_into_the_repository(built: Path) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = str(metadata.get_payload())
     assert "# binidx" in text
-    assert re.findall(r"\]\((?!https?:)[^)]*\)|<img", text) == []
+    links = re.findall(r"\]\(([^)]*)\)|src(?:set)?=\"([^\"]*)", text)
+    assert len(links) > 20
+    assert [link for pair in links for link in pair if link and not link.startswith("https://")] == []
+    assert not re.search(r"in a clone|\bmake \w|127\.0\.0\.1:8000|<!--", text, re.IGNORECASE)
+    markdown = pytest.importorskip(
+        "readme_renderer.markdown", reason="readme_renderer: what PyPI shows is not rendered"
+    )
+    rendered = markdown.render(text)
+    assert rendered
+    assert rendered.count('<a href="https://') > 15
+    assert rendered.count("<pre") == text.count("```") / 2 > 2
 
 
 def test_the_wheel_works_by_itself(built: Path, tmp_path: Path) -> None:

@@ -36,10 +36,18 @@ OPTIONS = ["--vocab-size", "500", "--eod", "0"]
 
 
 @pytest.fixture(scope="module")
-def trainers(s3: Bucket) -> Iterator[ForkedRanks]:
-    """A process that imports each trainer once, since an import takes longer than all runs of an example."""
+def trainers(s3: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
+    """A process that imports each trainer once, since an import takes longer than all runs of an example.
+
+    They stand alone in a folder, as the blocks of the site that a user saves.
+    """
+    from site_hooks import whole_example
+
+    folder = tmp_path_factory.mktemp("blocks")
+    for script in SCRIPTS:
+        (folder / f"{script}.py").write_text(whole_example(EXAMPLES / f"{script}.py"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         with forked_ranks() as process:
             yield process
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked_ranks import ForkedRanks, forked_ranks
 
 from binidx.storage.threads import Background
 
@@ -355,13 +356,17 @@ def test_the_walk_accepts_a_token_in_a_queue(tmp_path: Path) -> None:
     assert not problems_of(PLANTED.format(plant=plant, method="", problem="self.tokens.put(1)"), tmp_path)
 
 
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ForkedRanks]:
+    with forked_ranks() as process:
+        yield process
+
+
 @pytest.mark.parametrize("path", ["read_ahead", "filling", "losses", "counters", "builder"])
-def test_garbage_may_be_collected_at_any_opcode_of_its_own_path(path: str) -> None:
-    pytest.importorskip("torch")
-    command = [sys.executable, "-m", "helpers.collecting", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 100
+def test_garbage_may_be_collected_at_any_opcode_of_its_own_path(path: str, ranks: ForkedRanks) -> None:
+    (done,) = ranks.run("helpers.collecting", {"path": path}, [{}])
+    assert (done["status"], done["log"]) == (0, "")
+    assert int(done["out"]) > 100
 
 
 class Owner:

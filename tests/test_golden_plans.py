@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,17 @@ def test_a_read_plan_that_broke_off_goes_on(store: Any) -> None:
     assert served == needed
 
 
+def without_version(file: Path) -> bytes:
+    """Bytes of a run file without the last field, the version of the library that wrote it."""
+    text, found = re.subn(rb',\n "library": "[^"]*"(?=\n}\n$)', b"", file.read_bytes())
+    assert found == 1
+    return text
+
+
 @pytest.mark.parametrize("name", make_plans.OPTIONS)
 def test_a_saved_run_is_loaded_and_saved_as_the_same_bytes(name: str, store: Any, tmp_path: Path) -> None:
     binidx.Run.load(f"{STORE}/{name}.json").save(f"{tmp_path}/again.json")
-    assert (tmp_path / "again.json").read_bytes() == (make_plans.PLANS / "s3" / f"{name}.json").read_bytes()
+    assert without_version(tmp_path / "again.json") == (make_plans.PLANS / "s3" / f"{name}.json").read_bytes()
 
 
 def test_a_pinned_file_is_found_kept_and_binds(store: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +94,7 @@ def test_a_history_reads_the_samples_of_its_writer(name: str, tmp_path: Path, mo
     monkeypatch.chdir(local)
     assert make_plans.rows_of_history(name) == EXPECTED["histories"][name]
     binidx.Run.load(f"{name}.json").save("again.json")
-    assert Path("again.json").read_bytes() == Path(f"{name}.json").read_bytes()
+    assert without_version(Path("again.json")) == Path(f"{name}.json").read_bytes()
 
 
 def test_a_state_with_the_samples_of_main_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

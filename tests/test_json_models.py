@@ -186,7 +186,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "stages.0.num_samples", 0, "x: $.stages[0]: stage: num_samples is 0, need 1 to 30"),
     ("run", "stages.0.more", 0, "x: $.stages[0]: unknown field more; it has blend, num_samples, planned_samples"),
     ("run", "micro_batch_sise", 2, "x: $: unknown field micro_batch_sise; it has config, sizes, micro_batch_size, "),
-    ("run", "global_batch_sise", 8, "directory, same_data; did you mean global_batch_size?"),
+    ("run", "global_batch_sise", 8, "same_data, library; did you mean global_batch_size?"),
     ("run", "config.sequense_length", 8, "steps; did you mean sequence_length?"),
     ("run", "config.new_kind_of_order", 8, "x: $.config: unknown field new_kind_of_order; it has random_seed, "),
     ("run", "sizes.1", True, "x: $.sizes[1]: expected int | null (found True)"),

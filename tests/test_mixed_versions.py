@@ -10,6 +10,14 @@ import mixed_versions
 import pytest
 
 
+def test_the_page_of_promises_has_each_kind_of_file_once() -> None:
+    page = (Path(__file__).parents[1] / "docs/reference/versions.md").read_text()
+    rows = page.partition("| kind of file | promise |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    named = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    listed = ", ".join(named).replace("cache: usage, locks", "cache: usage and locks").split(", ")
+    assert sorted(listed) == sorted(kind.replace(", ", " and ") for kind in mixed_versions.KINDS)
+
+
 @pytest.mark.slow
 def test_each_of_two_versions_goes_on_where_the_other_stopped() -> None:
     program = [sys.executable, mixed_versions.__file__, mixed_versions.SECOND]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import io
 import os
 import select
@@ -57,7 +58,7 @@ COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 OTHER_NAMES = {
     "compress": "convert --compress", "copy": "convert", "decompress": "convert --plain", "head": "cut head",
     "help": "--help", "sample": "cut sample", "split": "cut split", "tokenize": "preprocess",
-    "unpack": "import litpkds", "version": "--version",
+    "unpack": "import litpkds", "version": "--version", "-V": "--version", "-v": "--version",
 }  # fmt: skip
 """Name that a user may try -> the command."""
 
@@ -72,19 +73,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def closed_pipe_is_no_error() -> Iterator[None]:
-    """End the block quietly if a reader such as `| head` has closed the pipe of the output, which is flushed here."""
+    """End the block quietly if a reader such as `| head` has closed the pipe of the output, which is flushed here.
+
+    A full disk below the output is one line and exit status 1.
+    """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - `>&-` in a shell
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not (full := error.errno == errno.ENOSPC) and error.errno != errno.EPIPE:
+            raise
         ends = select.poll()
         ends.register(sys.stdout.fileno(), 0)
-        if not ends.poll(0):  # another pipe, such as that of a worker
+        if not full and not ends.poll(0):  # another pipe, such as that of a worker
             raise
         # Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if full:
+            sys.exit(f"binidx: stdout: {error.strerror}")
 
 
 def _run(name: str, *arguments: str) -> int:
@@ -97,8 +106,8 @@ def _run(name: str, *arguments: str) -> int:
         print(f"binidx {binidx.__version__}")
         return 0
     if name not in {*COMMANDS, "--completion"}:
-        names = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, COMMANDS, 1)
-        near = "".join(f", did you mean {match!r}?" for match in names)
+        names = difflib.get_close_matches(name, [*COMMANDS, *OTHER_NAMES], 1)
+        near = "".join(f", did you mean {OTHER_NAMES.get(match, match)!r}?" for match in names)
         print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
         return 2
     for stream in (sys.stdout, sys.stderr):

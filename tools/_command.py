@@ -18,7 +18,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -70,11 +70,14 @@ class Command:
     def __call__(self, argv: Sequence[str]) -> int:
         options, subject = self.fill(parser(self.name, self.doc)), f"binidx {self.name}"
         as_json, as_before = "--json" in argv, (warnings.showwarning, logging.lastResort)
+        jobs = logging.getLogger("binidx.jobs")
+        level = jobs.level
         try:
             check_flags(options, argv)
             arguments = options.parse_args(argv)
             warnings.showwarning = lambda message, *_: print_note(subject, str(message), "warning")
             logging.lastResort = LoggedNotes(subject)
+            jobs.setLevel(logging.INFO)  # the estimate of a job
             watch = Bar(self.name, arguments.progress) if self.progress else contextlib.nullcontext()
             with ended_by_signals(), watch as arguments.watch:
                 return self.body(arguments) or 0
@@ -92,17 +95,19 @@ class Command:
             return print_error(error, self.after_interrupt, 130, as_json)
         finally:
             warnings.showwarning, logging.lastResort = as_before
+            jobs.setLevel(level)
 
 
 class LoggedNotes(logging.Handler):
-    """Handler of logged warnings where no other is configured: each is a line on stderr, as the command's own."""
+    """Handler where no other is configured: each record is a line on stderr, as the command's own."""
 
     def __init__(self, subject: str) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self.subject = subject
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_note(self.subject, record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
+        kind = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else ""
+        print_note(self.subject, record.getMessage(), kind)
 
 
 def print_error(error: BaseException, message: str, status: int, as_json: bool) -> int:
@@ -189,9 +194,13 @@ def check_flags(options: argparse.ArgumentParser, argv: Sequence[str]) -> None:
             chosen.error(f"unrecognized arguments: {flag}{near}")
     positional = [action for action in chosen._actions if not action.option_strings]
     words = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)][chosen is not options :]
-    if "--to" in known and "--to" not in typed and all(action.nargs is None for action in positional):
-        for word in words[len(positional) :]:
-            chosen.error(f"unrecognized arguments: {word}{command or f'; did you mean --to {word}?'}")
+    target = next((action for action in chosen._actions if "--to" in action.option_strings), None)
+    if positional and (target is None or not {*target.option_strings} & {*typed}):
+        behind = words[1:][-1:] if target and target.required else []
+        spare = words[len(positional) :] if all(action.nargs is None for action in positional) else behind
+        for word in spare:
+            way = f"did you mean --to {word}?" if target else f"needs one {positional[-1].metavar} at a time"
+            chosen.error(f"unrecognized arguments: {word}{command or f'; {way}'}")
 
 
 def find_flags(flag: str, known: Sequence[str]) -> list[str]:
@@ -295,6 +304,14 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
+
+
+def print_rows_json(values: Mapping[str, Any], name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print JSON values and rows below `name` as one object; each row is made when it is printed."""
+    sys.stdout.write(json.dumps({**values, name: []})[:-2])
+    for number, row in enumerate(rows):
+        sys.stdout.write(", " * (number > 0) + json.dumps(row))
+    print("]}")
 
 
 def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:

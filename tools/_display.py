@@ -165,7 +165,11 @@ def print_note(subject: str, message: str, kind: str = "") -> None:
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, most_rows: int = MOST_ROWS
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    most_rows: int = MOST_ROWS,
+    num_rows: int | None = None,
 ) -> str:
     """Return a table, the first column aligned left, the others right.
 
@@ -174,9 +178,10 @@ def table(
 
     Args:
         width: columns of the terminal; by default those it has, or 80.
+        num_rows: number of all rows, of which `rows` may be the first.
     """
-    if len(rows) > most_rows:
-        more = f"... and {len(rows) - most_rows:,} more; --json has all"
+    if (num_rows := num_rows or len(rows)) > most_rows:
+        more = f"... and {num_rows - most_rows:,} more; --json has all"
         return f"{table(head, rows[:most_rows], width, most_rows)}\n{more}"
     width = width or shutil.get_terminal_size().columns
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.lineage import find_named
+from binidx.jobs.parts import Workers
 from binidx.order.order_protocols import Numbers, Source
 from binidx.order.reads import TokenReads
 from binidx.packed.packed_run import PackedRunOrder
@@ -21,8 +23,8 @@ from binidx.search.matches import find_ranges, search_sources
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
 
-from ._command import print_result
-from ._display import counts, print_note, table
+from ._command import print_result, print_rows_json
+from ._display import MOST_ROWS, counts, print_note, table
 from ._options import chosen
 from ._runs import READ_HEAD, exposure_rows, print_comparison, read_cells, steps_cell
 
@@ -71,37 +73,55 @@ def print_counts(
     stored: Mapping[str, Numbers],
     stop_step: int,
     arguments: argparse.Namespace,
+    place: Workers | None = None,
 ) -> None:
     """Print how often documents, or with --text matches, and stored samples were read."""
-    exposures = count_exposures(history, documents, stop_step, earlier=not arguments.no_earlier)
-    rows = [*count_stored(history, stored, stop_step), *exposure_rows(exposures)]
+    earlier = not arguments.no_earlier
+    exposures = count_exposures(history, documents, stop_step, earlier=earlier, workers=place)
+    rows = chain(count_stored(history, stored, stop_step), exposure_rows(exposures))
+    if arguments.watch:
+        arguments.watch.end_stage()
     name, text = ("documents", document_table) if arguments.text is None else ("matches", match_table)
-    print_result({"steps": stop_step, "normalized": arguments.normalize, name: rows}, text(rows, stop_step), arguments)
+    if arguments.json:
+        print_rows_json({"steps": stop_step, "normalized": arguments.normalize}, name, rows)
+    else:
+        print_result({}, text(rows, stop_step), arguments)
 
 
-def document_table(rows: list[dict[str, Any]], stop: int) -> str:
+def document_table(rows: Iterable[dict[str, Any]], stop: int) -> str:
     """Return documents as a table, and how many of them were read in how many samples."""
     names = ("samples", "samples_trained", "times_started", "tokens")
-    cells = [[row["source"], _number(row["document"]), *(f"{row[name]:,}" for name in names)] for row in rows]
-    cells = [[*cell, steps_cell(row)] for cell, row in zip(cells, rows, strict=True)]
+    shown, total, read, _, most = _sum_rows(rows)
+    cells = [[row["source"], _number(row["document"]), *(f"{row[name]:,}" for name in names)] for row in shown]
+    cells = [[*cell, steps_cell(row)] for cell, row in zip(cells, shown, strict=True)]
     head = ["source", "document", "samples", "trained", "started", "tokens", "in steps"]
-    read = [row["samples"] for row in rows if row["samples"]]
-    text = f"{counts(documents=len(rows))}, steps before {stop:,}; {len(read):,} seen"
-    text += f", in up to {counts(samples=max(read))} each" if read else ""
-    return f"{table(head, cells)}\n{text}" if cells else text
+    text = f"{counts(documents=total)}, steps before {stop:,}; {read:,} seen"
+    text += f", in up to {counts(samples=most)} each" if read else ""
+    return f"{table(head, cells, num_rows=total)}\n{text}" if cells else text
 
 
-def match_table(rows: list[dict[str, Any]], stop: int) -> str:
+def _sum_rows(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int, int, int]:
+    """Return the rows to show; the numbers of all, of those read and of those read whole; the most samples of one."""
+    shown, total, read, whole, most = list[dict[str, Any]](), 0, 0, 0, 0
+    for row in rows:
+        if total < MOST_ROWS:
+            shown.append(row)
+        total, read, most = total + 1, read + (row["samples"] > 0), max(most, row["samples"])
+        whole += row.get("samples_whole", 0) > 0
+    return shown, total, read, whole, most
+
+
+def match_table(rows: Iterable[dict[str, Any]], stop: int) -> str:
     """Return matches as a table, and how many of them were read whole, in part and not at all."""
+    shown, total, read, whole, _ = _sum_rows(rows)
     cells = [
         [row["source"], f"{row['document']:,}", f"{row['first_token']:,} to {row['stop_token']:,}", *read_cells(row)]
-        for row in rows
+        for row in shown
     ]
     head = ["source", "document", "tokens", *READ_HEAD]
-    whole, read = (sum(row[name] > 0 for row in rows) for name in ("samples_whole", "samples"))
-    text = f"{len(rows):,} match{'' if len(rows) == 1 else 'es'}, steps before {stop:,}"
-    text += f"; {whole:,} read whole, {read - whole:,} only in part, {len(rows) - read:,} not read" if rows else ""
-    return f"{table(head, cells)}\n{text}" if cells else text
+    text = f"{total:,} match{'' if total == 1 else 'es'}, steps before {stop:,}"
+    text += f"; {whole:,} read whole, {read - whole:,} only in part, {total - read:,} not read" if shown else ""
+    return f"{table(head, cells, num_rows=total)}\n{text}" if cells else text
 
 
 def _number(document: int | str) -> str:

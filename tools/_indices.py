@@ -19,8 +19,12 @@ from ._display import MOST_ROWS, Bar, human_bytes, human_seconds, shortened, tab
 UNWRITTEN = "not written"
 
 
-def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None]:
-    """Build all indices of a run and pin its objects; return a row for each index, and the URI of the pinned file."""
+def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], str | None, list[str]]:
+    """Build all indices of a run and pin its objects.
+
+    Returns:
+        a row for each index, the URI of the pinned file, and the prefixes without ETags.
+    """
     outcomes: dict[str, Outcome] = {}
     bar.begin("indices", num_indices(wanted), 0, "indices")
 
@@ -28,11 +32,20 @@ def build(wanted: Run, bar: Bar, *, pin: bool) -> tuple[list[dict[str, Any]], st
         outcomes[outcome.files.name] = outcome if outcome.is_written() else replace(outcome, how=UNWRITTEN)
         bar.advance(1)
 
-    built = [phase.build(on_outcome=record, pinned=False) for phase in wanted.phases]
+    built = [phase.build(on_outcome=record, pinned=False, planned=False) for phase in wanted.phases]
     # Phases have one validation set, and one index where they have as many samples.
     named = {dataset.index_name: dataset for each in built for dataset in PinnedFile.list_indexed(each)}
     rows = [describe_index(each, name.rpartition("-")[2], outcomes.get(name)) for name, each in named.items()]
-    return rows, PinnedFile.pin(wanted.config, [*named.values()] if pin else [])
+    return rows, *PinnedFile.pin(wanted.config, [*named.values()] if pin else [])
+
+
+def describe_unpinned(prefixes: Sequence[str]) -> str:
+    """Return the line of the prefixes that have no pins, and the way out."""
+    more = f" and {len(prefixes) - 1:,} more" if len(prefixes) > 1 else ""
+    return (
+        f"not pinned: no ETags of {prefixes[0]}{more}; a start does not notice that they were replaced. Let the store "
+        "send ETags (JuiceFS: gateway --keep-etag, and upload the files through it), then give the command again"
+    )
 
 
 def num_indices(wanted: Run) -> int:

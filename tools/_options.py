@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -28,14 +29,16 @@ def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> No
 
 def json_object(text: str) -> dict[str, Any]:
     """Parse an argument that must be a JSON object, or @FILE with one. It may be secret, so no message repeats it."""
+    variables = (f"{name}: " for name, value in os.environ.items() if value == text and name.startswith("BINIDX_"))
+    subject = next(variables, "")
     try:
         value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text[1:]}: {error.strerror}") from None
+        raise argparse.ArgumentTypeError(f"{subject}{text[1:]}: {error.strerror}") from None
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{subject}no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"found a JSON {type(value).__name__}, needed an object")
+        raise argparse.ArgumentTypeError(f"{subject}found a JSON {type(value).__name__}, needed an object")
     return value
 
 
@@ -64,11 +67,15 @@ def prefix(text: str) -> str:
     """Return the prefix of a dataset that the user means."""
     from binidx.format.bin_file import as_prefix
 
+    if not text:
+        raise argparse.ArgumentTypeError("found an empty name, needed a path or a URI")
     return as_prefix(text)
 
 
 def target(text: str) -> str:
     """Return the prefix to write that the user means; a folder stays one, and is an error where it is written."""
+    if re.fullmatch("(s3|gs|az|oss)://[^/]+", text):
+        raise argparse.ArgumentTypeError(f"found {text}, a bucket, needed a prefix in it such as {text}/en")
     return text if text.endswith("/") else prefix(text)
 
 
@@ -86,32 +93,49 @@ def writing(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_workers(
-    options: argparse._ActionsContainer, what: str, engine: str | None = None
+    options: argparse._ActionsContainer, what: str, engine: str | None = None, *, shards: bool = True
 ) -> argparse._ActionsContainer:
     """Add the options of a command whose work can leave the machine; return the group of `--shard`, of which one holds.
 
     Args:
         what: the parts, in plural: "files".
         engine: default engine; None: this process.
+        shards: whether --shard is shown; `counting_workers` refuses it.
     """
     engines = f"local, ray, ray:ADDRESS, dask=ADDRESS ({engine or 'this process'})"
     options.add_argument("--engine", default=engine, help=f"where {what} are made: {engines}")
     options.add_argument("--workers", type=int, metavar="N", help=f"{what} made at once (a core each)")
-    share = options.add_mutually_exclusive_group()
-    share.add_argument("--shard", type=shard, metavar="I/N", help="only each N-th, from the I-th, from 0")
+    told = "memory of one, which engines hold free (512MiB; of shuffle and bake, which keep to it, 1600MiB)"
+    options.add_argument("--task-memory", type=num_bytes, metavar="BYTES", help=told)
+    told = "what one takes of a cluster's resources, as CPU=2,highmem=1 (on Ray CPU=1)"
+    options.add_argument("--task-resources", type=resources, metavar="NAME=N,...", help=told)
+    share = options.add_mutually_exclusive_group() if shards else options  # argparse fails at a group of hidden options
+    told = "only each N-th, from the I-th, from 0" if shards else argparse.SUPPRESS
+    share.add_argument("--shard", type=shard, metavar="I/N", help=told)
     return share
 
 
 def workers(arguments: argparse.Namespace) -> binidx.Workers:
     """Return the workers that the options of `add_workers` choose."""
     shard = arguments.shard and binidx.Shard(*arguments.shard)
-    return binidx.Workers(arguments.engine, arguments.workers, shard=shard)
+    return binidx.Workers(
+        arguments.engine, arguments.workers, shard=shard, **chosen(arguments, "task_memory", "task_resources")
+    )
+
+
+def counting_workers(arguments: argparse.Namespace, counts: str) -> binidx.Workers | None:
+    """Return the workers that the options choose for a count, which has no shards and is asked for by `counts`."""
+    if (place := chosen_workers(arguments)) is not None:
+        place.refuse_shard()
+        if not getattr(arguments, counts):
+            raise ConfigError(f"engine, workers, task_memory, task_resources: only with --{counts}, which workers make")
+    return place
 
 
 def chosen_workers(arguments: argparse.Namespace) -> binidx.Workers | None:
     """Return the workers that the options choose; None if none of them was given: this process does the work."""
-    given = (arguments.engine, arguments.workers, arguments.shard)
-    return None if given == (None, None, None) else workers(arguments)
+    names = "engine", "workers", "shard", "task_memory", "task_resources"
+    return workers(arguments) if any(value is not None for value in chosen(arguments, *names).values()) else None
 
 
 def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -160,6 +184,21 @@ def num_bytes(text: str) -> int:
         raise ValueError
     except (KeyError, ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB or 512MiB") from None
+
+
+def seed(text: str) -> int:
+    """Parse a seed: a whole number of 64 bits."""
+    if not (text.isdecimal() and int(text) < 2**64):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a whole number from 0 to 2^64 - 1")
+    return int(text)
+
+
+def resources(text: str) -> dict[str, float]:
+    """Parse amounts of resources: `CPU=2,highmem=1`."""
+    try:
+        return {name: float(amount) for name, amount in (each.split("=") for each in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text}, needed amounts such as CPU=2,highmem=1") from None
 
 
 def shard(text: str) -> tuple[int, int]:

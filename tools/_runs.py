@@ -7,8 +7,9 @@ import json
 import shutil
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -24,9 +25,11 @@ from binidx.run.run_file import Run
 from binidx.run.run_kind import is_packed_run
 from binidx.run.run_order import RunOrder
 from binidx.run.schedule import check_steps, split_sizes
+from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
 from binidx.storage.open import open_object, read_whole
-from binidx.tokenizers.describe import describe_tokenizer
+from binidx.storage.ranges import cut
+from binidx.storage.writing.publish import write_object
 from binidx.tokenizers.library import open_decoder
 
 from ._display import print_above, print_note
@@ -58,6 +61,8 @@ def load_sized(arguments: argparse.Namespace) -> Run:
     if run.stages is not None:
         raise ConfigError("--train-iters, --train-samples: stages have sizes of their own")
     length = chosen(arguments, "train_iters", "train_samples")
+    if 0 in length.values():
+        raise ConfigError("--train-iters, --train-samples: found 0, needs 1 or more")
     sizes = split_sizes(run.schedule, **length, full_validation=bool(run.config.full_validation), **evaluation)
     return replace(run, sizes=sizes)
 
@@ -83,7 +88,7 @@ def open_run(arguments: argparse.Namespace, run: Run) -> RunOrder:
         arguments: with those of `add_run`.
         run: the run that they name.
     """
-    if run.build()[0] is None:
+    if run.build(planned=False)[0] is None:
         raise ConfigError(f"{arguments.run}: has no train split")
     return RunOrder.of(run)
 
@@ -180,16 +185,29 @@ def step_at(history: RunHistory, consumed_samples: int) -> int:
     return step
 
 
-def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
+def decoder(
+    uri: str | None, options: Mapping[str, Any] | None, prefixes: Iterable[str]
+) -> Callable[[list[int]], str] | None:
     """Return a function that decodes ids by the tokenizer `uri`, of any kind of `preprocess`; None without `uri`.
 
     Args:
         uri: any name that `describe_tokenizer` takes.
         options: fsspec's options of its store.
+        prefixes: of the datasets; a warning if a manifest names another tokenizer.
     """
     if uri is None:
         return None
-    return open_decoder(describe_tokenizer(uri, storage_options=options), options)
+    return open_decoder(find_tokenizer([Location(prefix, options) for prefix in prefixes], uri), options)
+
+
+def write_text(uri: str, text: str, options: Mapping[str, Any] | None) -> None:
+    """Write text to an object; what is no file, such as /dev/stdout or a pipe, is written to and not replaced."""
+    target = Location.of(uri, options)
+    path = Path(target.local_path or "")
+    if path.is_symlink() or path.is_fifo() or path.is_char_device():
+        path.write_text(text, "utf-8")
+    else:
+        write_object(target, [text.encode()])
 
 
 MANY_DOCUMENTS = 10_000
@@ -219,9 +237,12 @@ def listed_documents(history: Runs, listed: DocumentList) -> dict[str, Numbers]:
     }
 
 
-def exposure_rows(found: Mapping[str, Exposures]) -> list[dict[str, Any]]:
-    """Return a row of JSON values for each document or match."""
-    return [{"source": source, **row} for source, each in found.items() for row in column_rows(vars(each))]
+def exposure_rows(found: Mapping[str, Exposures], rows_at_once: int = 4096) -> Iterator[dict[str, Any]]:
+    """Yield a row of JSON values for each document or match; `rows_at_once` are in memory together."""
+    for source, each in found.items():
+        for rows in cut((0, len(each.document)), rows_at_once):
+            columns = {name: values[slice(*rows)] for name, values in vars(each).items()}
+            yield from ({"source": source, **row} for row in column_rows(columns))
 
 
 def column_rows(columns: Mapping[str, Numbers]) -> list[dict[str, Any]]:

@@ -64,9 +64,9 @@ def check_cached(reader: RangeReader) -> DiskCache:
     if isinstance(reader, DiskCache):
         return reader
     if getattr(reader, "identity", None) is None or "://" not in reader.uri:
-        raise ConfigError(f"{reader.uri}: lies on this machine, needs no cache")
+        raise ConfigError(f"{reader.uri}: lies on this machine, needs no disk cache")
     raise ConfigError(
-        f"{reader.uri}: cannot be cached, its store gives no mark of its content (ETag, generation, time)"
+        f"{reader.uri}: cannot be in the disk cache, its store gives no mark of its content (ETag, generation, time)"
     )
 
 
@@ -80,7 +80,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     for rank in arguments.rank or ():
         if not 0 <= rank < run.data_parallel_size:
             raise ConfigError(f"rank: found {rank}, the run has ranks 0 to {run.data_parallel_size - 1}")
-    train = run.build()[0]
+    train = run.build(planned=False)[0]
     if train is None or isinstance(train, list):
         raise ConfigError(f"{arguments.run}: has no train split to take samples from")
     steps = range(run.first_step, run.first_step + arguments.steps)

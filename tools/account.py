@@ -2,6 +2,7 @@
 
 A sample counts its S input tokens. `epochs` is tokens read / tokens of the source. --repeats also counts how often the
 first token of every document was read; it loads the indices and costs some microseconds a sample and a byte a document.
+--engine counts the repeats of 131,072 samples a part, whose workers open the run; there is no --shard.
 Without it, cached indices are read by ranges. For a run in stages the output ends in the seams: the position where each
 source continues, and the proof that none of its samples was skipped or repeated.
 
@@ -43,7 +44,7 @@ from binidx.errors import ConfigError
 
 from ._command import Command, print_result
 from ._display import row_table, table
-from ._options import json_object, refuse
+from ._options import add_workers, counting_workers, json_object, refuse
 from ._run_options import TOPOLOGY, add_run, add_steps, add_topology
 
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
@@ -57,6 +58,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_steps(until, ":N", help="steps before N (all); of blend and epochs also A:B")
     until.add_argument("--consumed-samples", type=int, metavar="C", help="up to a checkpoint with C samples consumed")
     options.add_argument("--repeats", action="store_true", help="numbers of documents started 0, 1, 2, ... times")
+    add_workers(options, "counts of --repeats", shards=False)
     add_topology(options)
     card = options.add_argument_group("data card")
     card.add_argument("--card", action="store_true", help="print a data card in place of the table")
@@ -71,6 +73,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def account_run(arguments: argparse.Namespace) -> None:
     """Count the tokens and epochs of each source, and print a row for each; or write a card or a figure."""
+    place = counting_workers(arguments, "repeats")
     arguments.watch.begin("count", 0, 0, unit="")
     if not arguments.card:
         refuse(arguments, ("public", "about", "domains"), "only with --card")
@@ -79,10 +82,10 @@ def account_run(arguments: argparse.Namespace) -> None:
         write_figure(arguments)
         return
     refuse(arguments, ("to", "width"), "only with --figure")
-    print_card(arguments) if arguments.card else print_accounts(arguments)
+    print_card(arguments) if arguments.card else print_accounts(arguments, place)
 
 
-def print_accounts(arguments: argparse.Namespace) -> None:
+def print_accounts(arguments: argparse.Namespace, place: binidx.Workers | None) -> None:
     """Print a row for each source."""
     from binidx.order.blended_order import BlendedOrder
 
@@ -95,7 +98,7 @@ def print_accounts(arguments: argparse.Namespace) -> None:
         print_result(counted, row_table(counted, "{:,}"), arguments)
         return
     stop = stop_before(history, arguments)
-    accounts = binidx.account(history, stop, repeats=arguments.repeats)
+    accounts = binidx.account(history, stop, repeats=arguments.repeats, workers=place)
     names = [*COLUMNS[:-1], *["tokens trained"] * any(each.samples_trained < each.samples_read for each in accounts)]
     values = [[getattr(source, name.replace(" ", "_")) for name in names] for source in accounts]
     rows = [

@@ -1,6 +1,6 @@
 """Fill, list and prune a disk cache of remote objects, on a node's disk or a cluster's file system.
 
-Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}, and fills it
+Training uses it when BINIDX_CACHE_DIR is set, or load_dataset has a cache_dir=, and fills it
 while it reads (BINIDX_CACHE_FILL). These commands use the same directory, also while jobs read from it.
 BINIDX_CACHE_BYTES, or cache_bytes there, is its limit; without one it leaves a tenth of its file system free. A full
 cache evicts the least recently used blocks that are not in use.
@@ -13,9 +13,10 @@ cache evicts the least recently used blocks that are not in use.
   prune --indices     remove old indices, their bundles and leases, from a path_to_cache: those that no run of --keep
                       names. Never an index that is being built, and nothing that binidx did not write
 
-Without a cache directory, list and prune use the directory of index files (BINIDX_INDEX_DIR).
+Without a directory of a disk cache, list and prune use the directory of index files (BINIDX_INDEX_DIR).
 
-An interrupted warm resumes. Several nodes that share a directory each fetch a part.
+An interrupted warm resumes. Several nodes that share a directory each fetch a part. There is no --engine: a worker
+would fill the disk of its own node; start warm on each node (srun --ntasks-per-node=1).
 
 exit status: 0 done, 1 something found no room, 2 the call is wrong
 
@@ -50,7 +51,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
         ("prune", run_prune, "remove blocks that are not in use"),
     )
     for each in (filled, listed, pruned):
-        each.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
+        each.add_argument("--dir", metavar="DIR", help="the directory of the disk cache (BINIDX_CACHE_DIR)")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
     filled.add_argument("--bytes", metavar="N", type=num_bytes, help="its bound, as 500GB (BINIDX_CACHE_BYTES)")
     filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
@@ -85,10 +86,10 @@ def cache_directory(arguments: argparse.Namespace) -> str:
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
     directory, _ = place_of_cache(replace(settings, cache_dir=arguments.dir or settings.cache_dir))
     if not directory and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
-        print(f"binidx cache: {of_index}: index files; no cache directory given", file=sys.stderr)
+        print(f"binidx cache: {of_index}: index files; no directory of a disk cache given", file=sys.stderr)
         directory = of_index
     if not directory:
-        raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
+        raise ConfigError("no directory of a disk cache given: needs --dir or BINIDX_CACHE_DIR")
     return os.path.abspath(directory)
 
 

@@ -1,4 +1,4 @@
-"""Copy a dataset between any two places: a disk, s3://, gs://, anything fsspec opens, in either direction.
+"""Copy datasets between any two places: a disk, s3://, gs://, anything fsspec opens, in either direction.
 
 The source is checked in full before anything is written. The .bin goes first and is read back and compared; the .idx
 goes last, so no dataset stands under the target's name before its tokens verify. After a break, kill -9 included, the
@@ -15,6 +15,8 @@ segments (natural text at level 3: 1.4 times smaller in uint16, 2.5 times in int
 remote readers then check what they read; with the same prefix twice it does so for a dataset where it stands. Checksums
 come along when a .bin that has some is copied.
 
+Several datasets go into a folder, --to FOLDER/, each by its name.
+
 A virtual merge arrives as one dataset. (binidx merge writes one, too, and lets the store move the tokens.)
 
 With --engine, --workers or --shard the parts are made by processes of this machine, Ray, Dask, or any scheduler that
@@ -30,13 +32,15 @@ exit status: 0 the dataset stands at the target, or the shard is done; 1 the dat
 example:
   binidx convert data/en --to s3://bucket/packed --compress 9
   binidx convert data/en --to s3://bucket/quick --engine local --workers 2
-  binidx convert data/en --to s3://bucket/en
+  binidx convert data/en data/code --to s3://bucket/
 """
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
+
+from binidx.errors import ConfigError
 
 from ._command import RESUMES, Command, print_result
 from ._display import counts, human_bytes, human_seconds
@@ -48,8 +52,8 @@ if TYPE_CHECKING:
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_dataset(options, "source", metavar="SOURCE")
-    add_target(options, "to copy it to")
+    add_dataset(options, "sources", metavar="SOURCE", nargs="+")
+    add_target(options, "to copy it to; FOLDER/: under its own name")
     stored = options.add_mutually_exclusive_group()
     compress = "write a .bin.zst, at a level of 1 to 22 (3)"
     stored.add_argument("--compress", dest="level", metavar="LEVEL", type=level, nargs="?", const=0, help=compress)
@@ -64,16 +68,26 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> None:
-    """Copy the dataset, and print a summary."""
+    """Copy the datasets, one after the other, and print a summary of each."""
     from binidx.corpus.convert import StorageFormat, convert_dataset
+    from binidx.storage.location import Location
 
     encoded = arguments.codec or ("zstd" if arguments.level is not None else None)
     codec = "raw" if arguments.plain else encoded
     way = StorageFormat(codec, arguments.level or None, arguments.checksums)
-    options = chosen(arguments, "source", "target", "overwrite", "verify", "source_options", "target_options")
-    done = convert_dataset(**options, way=way, watch=arguments.watch, workers=chosen_workers(arguments))
-    sums = f"\n  its checksums are in {done.target}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
-    print_result(done.to_json(), describe(done) + sums, arguments)
+    options = chosen(arguments, "overwrite", "verify", "source_options", "target_options", "watch")
+    folder = arguments.target if arguments.target.endswith("/") else ""
+    targets = [folder + Location(source).name if folder else arguments.target for source in arguments.sources]
+    if len(set(targets)) < len(targets):
+        needed = "datasets of different names" if folder else "a folder, such as FOLDER/"
+        raise ConfigError(f"--to: found {arguments.target} for {len(targets)} datasets, needs {needed}")
+    texts, values = [], []
+    for source, place in zip(arguments.sources, targets, strict=True):
+        done = convert_dataset(source, place, **options, way=way, workers=chosen_workers(arguments))
+        sums = f"\n  its checksums are in {place}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
+        texts.append(describe(done) + sums)
+        values.append(done.to_json())
+    print_result(values[0] if len(values) == 1 else {"datasets": values}, "\n".join(texts), arguments)
 
 
 def level(text: str) -> int:

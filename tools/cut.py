@@ -27,7 +27,7 @@ import argparse
 
 from ._command import Command, add_subcommands, print_result, run_subcommand
 from ._display import counts, human_seconds
-from ._options import add_dataset, add_target, add_writing, chosen, writing
+from ._options import add_dataset, add_target, add_writing, chosen, seed, writing
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     sample.add_argument("--fraction", dest="fractions", nargs=1, type=float, required=True, metavar="F", help="0 to 1")
     split.add_argument("--fractions", nargs="+", type=float, required=True, metavar="F", help="0 to 1")
     for hashed in (sample, split):
-        hashed.add_argument("--seed", type=int, required=True, help="of the hash")
+        hashed.add_argument("--seed", type=seed, required=True, help="of the hash")
 
 
 def cut(arguments: argparse.Namespace) -> None:

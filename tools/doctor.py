@@ -5,16 +5,18 @@ a folder: it is looked up, as binidx would do it, and nothing is written.
 
 An argument that ends in .json is the file of a run, and with --nodes or --strict one of any name. Then this node is
 checked for the run. Each bucket is measured: latency, bandwidth, and whether it refuses some of 64 requests sent at
-once. The directories for index files and cached tokens must be writable and have room for what the plan of the run
-needs. An object is written where indices are kept, read and removed; the clock is compared there. Run it on each node
-of a job before the training.
+once. In the directories for index files and cached tokens 64 MiB are written, read back and removed; they must have
+room for what the plan of the run needs. An object is written where indices are kept, read and removed; the clock is
+compared there. Run it on each node of a job before the training. What is slower than a limit is a warning, and with
+--compare what differs from the result of another node, which --json printed there.
 
 exit status: 0 all is well, 1 a URI was not reached, a check failed or, with --strict, there is a warning, 2 the call is
 wrong
 
 example:
-  binidx doctor s3://corpus/en_text_document s3://corpus/cache/
+  binidx doctor s3://corpus/en s3://corpus/cache/
   binidx doctor run.json --nodes 16 --strict
+  binidx doctor run.json --compare node-0.json --max-latency 0.2
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError
 
 from ._command import Command, print_result
 from ._display import counts
-from ._options import add_json
+from ._options import add_json, chosen, num_bytes, refuse
 
 OK, FAILED, MISSING = "ok", "failed", "missing"
+
+LIMITS = ("max_latency", "min_bandwidth", "min_disk")
+"""Options that are fields of `NodeLimits`."""
 
 PACKAGES = {
     "torch": ("torch", "samples as tensors, the loader"),
@@ -69,6 +74,14 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_json(options, "--storage-options", "fsspec's own, for these URIs, and the data of a run")
     options.add_argument("--nodes", type=int, metavar="N", help="nodes that share the ranks of the run (1)")
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning about the run")
+    group = options.add_argument_group("of a run")
+    group.add_argument("--max-latency", type=float, metavar="SECONDS", help="most to the first byte of a bucket (0.5)")
+    told = "least a second of a bucket (10MB)"
+    group.add_argument("--min-bandwidth", type=num_bytes, metavar="BYTES", help=told)
+    told = "least a second that a directory writes and reads (50MB)"
+    group.add_argument("--min-disk", type=num_bytes, metavar="BYTES", help=told)
+    group.add_argument("--compare", metavar="FILE", help="what --json printed on another node")
+    group.add_argument("--factor", type=float, metavar="F", help="by which it may differ (2)")
 
 
 def examine(arguments: argparse.Namespace) -> int:
@@ -76,6 +89,7 @@ def examine(arguments: argparse.Namespace) -> int:
     uris = arguments.uris
     runs = [uri for uri in uris if uri.endswith(".json")]
     if not runs and arguments.nodes is None and not arguments.strict:
+        refuse(arguments, (*LIMITS, "compare", "factor"), "only for a run, a file *.json, or with --nodes")
         return examine_uris(arguments)
     if len(uris) != 1:
         found = f"found {counts(URIs=len(uris))}, needed one: the file of a run, by a call of its own"
@@ -85,20 +99,28 @@ def examine(arguments: argparse.Namespace) -> int:
 
 def examine_node(uri: str, arguments: argparse.Namespace) -> int:
     """Print a line for each check of this node for a run; return 1 if it is not fit for the run."""
-    from binidx.run.plan.node_check import WARNING, check_node, worst_state
+    from binidx.run.plan.node_check import WARNING, NodeLimits, NodeResult, check_node, compare_nodes, worst_state
+    from binidx.storage.location import Location
+
+    if arguments.compare is None:
+        refuse(arguments, ("factor",), "only with --compare")
 
     try:
         run = binidx.Run.load(uri, arguments.storage_options)
     except ConfigError as error:
         other = "; to reach an object named .json that is no run, give its folder" if uri.endswith(".json") else ""
         raise ConfigError(f"{error}{other}") from error
-    checks = check_node(run, nodes=1 if arguments.nodes is None else arguments.nodes)
+    limits = {name: value for name, value in chosen(arguments, *LIMITS).items() if value is not None}
+    checks = check_node(run, nodes=1 if arguments.nodes is None else arguments.nodes, limits=NodeLimits(**limits))
+    if arguments.compare is not None:
+        factor = 2.0 if arguments.factor is None else arguments.factor
+        checks += compare_nodes(checks, Location.of(arguments.compare, arguments.storage_options), factor)
     worst, width = worst_state(checks), max(shutil.get_terminal_size().columns, 40)
     lines = []
     for done in checks:
         lines.append(f"{done.state:<8} {done.what}")
         lines.append(textwrap.fill(done.detail, width, initial_indent=" " * 9, subsequent_indent=" " * 9))
-    print_result({"state": worst, "checks": [*map(asdict, checks)]}, "\n".join(lines), arguments)
+    print_result(asdict(NodeResult(worst, checks, platform.node())), "\n".join(lines), arguments)
     return int(worst == FAILED or (arguments.strict and worst == WARNING))
 
 

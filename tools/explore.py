@@ -26,7 +26,6 @@ import os
 import secrets
 import sys
 import threading
-from pathlib import Path
 
 from binidx.errors import ConfigError, MissingDriverError
 
@@ -56,10 +55,13 @@ def explore(arguments: argparse.Namespace) -> None:
         from binidx.explore.explored import Explored
     except ModuleNotFoundError as error:
         raise MissingDriverError(f"explore: needs {error.name}; pip install 'binidx[explore]'") from error
+
+    from ._runs import write_text
+
     more = (arguments.tokenizer, arguments.loss or (), arguments.compare, arguments.loss_first)
     explored = Explored.open(arguments.run, arguments.storage_options, *more)
     if arguments.html:
-        Path(arguments.html).write_text(write_report(explored), "utf-8")
+        write_text(arguments.html, write_report(explored), arguments.storage_options)
         return
     try:
         socket = listen(arguments.host, arguments.port)

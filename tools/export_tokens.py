@@ -27,7 +27,8 @@ from ._display import counts
 from ._options import add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
 from .import_tokens import FORMATS, eod_of_packed
 
-OF_PACKED = ("chunk_size", "name", "add_separator", "engine", "workers", "shard", "overwrite")
+OF_WORKERS = ("engine", "workers", "shard", "task_memory", "task_resources")
+OF_PACKED = ("chunk_size", "name", "add_separator", *OF_WORKERS, "overwrite")
 
 
 def add_options(options: argparse.ArgumentParser) -> None:

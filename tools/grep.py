@@ -9,8 +9,8 @@ NFKC and without case. Blanks, controls, punctuation ($+<=>^`|~ too) and bytes t
 Format characters, as soft hyphens, are left out; accents and other symbols stay. A line on stderr says which was done.
 
 Each line of the output names a document: prefix, tab, number. So it is a list as binidx.View takes it, to train without
-these documents, and as `binidx where RUN --documents -` and `binidx exposures` do. --show adds origins and the text
-around the first match, for people.
+these documents, and as `binidx where RUN --documents -` and `binidx where RUN --count` do. --show adds origins and the
+text around the first match, for people.
 
 --queries finds the items of an evaluation: each item's n-grams of words are searched for, and the table has the items
 of which one stands in a document. With --run the data is that of a run, and the table has how many samples it has read
@@ -34,7 +34,6 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import binidx
@@ -81,7 +80,7 @@ def grep(arguments: argparse.Namespace) -> None:
     from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
     from binidx.storage.location import Location
 
-    from ._runs import column_rows, open_order, print_comparison, stop_step
+    from ._runs import column_rows, open_order, print_comparison, stop_step, write_text
 
     if arguments.run and not arguments.queries:
         raise ConfigError("run: needs --queries; of other texts: binidx where RUN --text FILE")
@@ -114,7 +113,7 @@ def grep(arguments: argparse.Namespace) -> None:
         result = search_documents(locations, patterns, table, **place)
     arguments.watch.end_stage()
     if arguments.to:
-        Path(arguments.to).write_text(result.format_list())
+        write_text(arguments.to, result.format_list(), options)
     if items:
         found = match_items(items, ngrams, result.hits)
         rows = [item.to_json() for item in found]

@@ -47,8 +47,10 @@ def inspect(arguments: argparse.Namespace) -> None:
     dataset = binidx.IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
         raise ConfigError("--text and --tokenizer go together, found one of them")
+    if low := [f"--{name}" for name in ("documents", "tokens", "text") if getattr(arguments, name) < 0]:
+        raise ConfigError(f"{', '.join(low)}: found a negative number, needs 0 or more")
     report = build_report(dataset, arguments.documents, arguments.tokens)
-    if decode := decoder(arguments.tokenizer, arguments.storage_options):
+    if decode := decoder(arguments.tokenizer, arguments.storage_options, [arguments.prefix]):
         report["texts"] = first_texts(dataset, arguments.text, decode)
     print_result(report, describe(report), arguments)
 

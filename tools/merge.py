@@ -6,6 +6,9 @@ blocks where the file system can); anything else passes through this machine. No
 before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
 is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
+There is no --engine: the store copies the tokens where it can, and between disks one disk writes all of them; more
+processes would wait for it. To copy through many machines, merge --virtual and convert the list with --engine.
+
 With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
 may be compressed or not, and must stay as they are. Those on another host or in another bucket than the list are opened
 only if BINIDX_PARTS_FROM names it (s3://more,gs://other). Every command takes the list as a dataset: this one, given it

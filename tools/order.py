@@ -62,7 +62,7 @@ def export_order(arguments: argparse.Namespace) -> None:
     steps, place = parse_steps(order, arguments.steps), workers(arguments)
     per_file, plans = arguments.steps_per_file, list[tuple[Any, Sequence[Any]]]()
     for own, part in order.orders(steps):
-        files = plan_by_steps(part, per_file) if per_file else plan_by_rank(own.num_ranks, part)
+        files = plan_by_rank(own.num_ranks, part) if per_file is None else plan_by_steps(part, per_file)
         plans.append((own, place.select(files)))
     if len(plans) > 1 and not per_file:
         raise ConfigError("steps_per_file: found none, the steps are those of several runs, needs a number; or --steps")

@@ -11,6 +11,9 @@ A start is planned as one with cached indices: its requests, of all ranks, and t
 follows, a line each, with the figure that is its reason. A run with phase transitions has a plan for each phase.
 Without a file of the run, RUN is a prefix, with --sequence-length.
 
+S3 grants its limit to each partition of a bucket. As far as names tell these are the folders with tokens, once they
+were hot; --partitions says how many its provider has made. No partition is smaller than an object.
+
 --from-megatron takes the place of RUN: all that follows it is a Megatron command, with torchrun's options or without;
 --to may follow that. Options of the model are left out. Data parallel ranks are --gpus divided by tensor, pipeline and
 context parallel sizes. With --to the file of the run is written first, so that the other commands can trace and account
@@ -56,7 +59,7 @@ OF_RUN = (*TOPOLOGY, "train_iters", "train_samples", "eval_interval", "eval_iter
 """Arguments that replace what RUN says."""
 BEFORE_IT = {
     *("--gpus", "--rampup", "--previous", "--first-step", "--consumed-samples"),
-    *("--nodes", "--tokens-per-second", "--strict", "--storage-options"),
+    *("--nodes", "--tokens-per-second", "--partitions", "--strict", "--storage-options"),
 }
 """Options that Megatron lacks, and would seem to be given if they followed its command."""
 
@@ -67,6 +70,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_sizes(options)
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
+    told = "into which the store has divided each bucket (one a folder with tokens)"
+    options.add_argument("--partitions", type=int, metavar="N", help=told)
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning")
     group = options.add_argument_group("from a Megatron command")
     group.add_argument("--to", metavar="RUN", help="path or URI of the run's file, to write")
@@ -105,8 +110,9 @@ def print_plan(run: binidx.Run, arguments: argparse.Namespace) -> int:
     """Compute the plan of a run and print it; return the exit status."""
     from binidx.run.plan.run_plan import plan_run
 
-    nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
-    plans = [plan_run(phase, nodes=nodes, tokens_per_second=arguments.tokens_per_second) for phase in run.phases]
+    nodes = -(-run.data_parallel_size // RANKS_OF_A_NODE) if arguments.nodes is None else arguments.nodes
+    options = chosen(arguments, "tokens_per_second", "partitions")
+    plans = [plan_run(phase, nodes=nodes, **options) for phase in run.phases]
     values = [planned.to_json() for planned in plans]
     text = "\n\n".join(f"{_phase(planned, len(plans))}{describe(planned)}" for planned in plans)
     print_result(values[0] if len(plans) == 1 else values, text, arguments)
@@ -167,7 +173,7 @@ def describe(planned: RunPlan) -> str:
     parts = (
         _pairs(_head(planned), width),
         table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(planned), width),
-        table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(planned), width),
+        table(["index", "samples", "epochs", "size", "memory", "build", "kept"], _indices(planned), width),
         _pairs(_costs(planned), width),
         _pairs(_start(planned), width),
         _pairs([("!", caution) for caution in planned.cautions], width, gap=1),
@@ -257,17 +263,33 @@ def _costs(planned: RunPlan) -> list[tuple[str, str]]:
         rows.append(("an hour", f"{words(share)} at {planned.tokens_per_second:,.0f} tokens/s"))
         for rate in planned.request_rates[:MOST_PLACES]:
             limit = f", {rate.prices.reads_per_second:,.0f} published" if rate.prices.reads_per_second else ""
+            if limit and rate.partitions > 1:
+                limit = f", {rate.to_busiest:,.0f} to the busiest of {rate.partitions:,} partitions{limit} for each"
             if rate.ramp_seconds:
                 limit += f" at first, granted after {human_seconds(rate.ramp_seconds)}"
             rows.append(("a second", f"{rate.requests_per_second:,.0f} requests of all ranks to {rate.place}{limit}"))
+    rows += [("at once", text) for text in _bursts(planned)]
     rows.append(("a node", f"{words(1 / planned.nodes)} in the whole run"))
     price = sum(planned.dollars.values())
     rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
     rows.append(("disk cache", f"{human_bytes(planned.epoch_bytes)} a node for its part of an epoch"))
     rows += [("cache fill", text) for text in _fills(planned)]
     keeper = "node, BINIDX_INDEX_DIR" if planned.shares_index_files else "process, as there is no BINIDX_INDEX_DIR"
-    rows.append(("index files", f"{human_bytes(planned.index_dir_bytes)} a {keeper}"))
+    moved = f"; {_seconds(seconds)} of its link" if (seconds := planned.index_files_seconds) else ""
+    rows.append(("index files", f"{human_bytes(planned.index_dir_bytes)} a {keeper}{moved}"))
     return rows
+
+
+def _bursts(planned: RunPlan) -> Iterator[str]:
+    """Yield what all ranks together ask a bucket at one moment."""
+    step, begin = planned.samples_at_once
+    for rate in planned.sample_rates[:MOST_PLACES]:
+        counted = [f"{rate.requests_per_second * samples:,.0f}" for samples in (step, begin)]
+        limit = f", at least {human_seconds(rate.seconds(begin))} as published" if rate.prices.reads_per_second else ""
+        yield (
+            f"{counted[0]} requests to {redacted(rate.place)} when all ranks read a micro-batch in lock-step, "
+            f"{counted[1]} when they begin{limit}"
+        )
 
 
 def _fills(planned: RunPlan) -> Iterator[str]:

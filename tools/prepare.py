@@ -17,23 +17,25 @@ index, and read-plan without --to, depend on how many samples are asked of each 
 index: what is less than 2^15 documents and samples is built sooner than fetched, and not kept; --for-megatron keeps
 those too, since Megatron Core finds nothing but files. The index of a blend is kept where RUN has a path_to_cache.
 There lie the pinned versions, too: starts list and look up nothing, and data that moved since is an error. Give the
-command again to train on data that you replaced.
+command again to train on data that you replaced. Data of which the store sends no ETags is not pinned, and a line says
+so.
 
 read-plan: for runs whose many nodes start from one bucket. It copies no token: 56 bytes for a sample of 5 documents.
 With --to DIR it plans the steps of RUN: train by binidx.PlannedDataset(DIR, config) in place of the run's dataset. The
 samples are the same, from any consumed_samples, on any number of ranks. Without --to it plans each split, beside the
-index caches in path_to_cache, where starts with read_plan=True find it. It builds the indices that are missing, and
-pins nothing: call index before. Data that changes afterwards is an error.
+indices in path_to_cache, where binidx.Run.load(RUN).build() finds it, and starts with read_plan=True. It builds
+the indices that are missing, and pins nothing: call index before. Data that changes afterwards is an error.
 
 bake: for runs whose thousands of nodes read one bucket. It costs a copy of the tokens that are read, once. Train by
 binidx.BakedDataset(DIR, config), as by a read plan. It has three stages, each read and written from start to end: the
 places of all tokens, the tokens of each chunk of the sources, the parts of the bake. What lies between them is in
-DIR/exchange, as large as the bake, and removed at the end. A worker needs 1.5 GiB of memory, 3 GiB for a trillion
+DIR/exchange, as large as the bake, and removed at the end. A worker needs 1.6 GiB of memory, 3 GiB for a trillion
 tokens; beyond 128 GiB of tokens also 8 MiB of --scratch for each GiB of them.
 
-All resume when they are interrupted. --engine makes the parts on processes, Ray or Dask. --shard I/N splits them
-between machines, as N jobs of a Slurm array; of bake it splits each stage: give the same commands again, three times in
-all, each time when all shards have ended.
+All resume when they are interrupted. index has no --engine: an index is one shuffle of one array, and several calls,
+on any machines, build different ones at once. Of the others --engine makes the parts on processes, Ray or Dask.
+--shard I/N splits them between machines, as N jobs of a Slurm array; of bake it splits each stage: give the same
+commands again, three times in all, each time when all shards have ended.
 
 exit status: 0 done, or this shard's share is; 1 the data is bad or an index could not be kept, 2 the call is wrong
 
@@ -88,17 +90,20 @@ def build_indices(arguments: argparse.Namespace) -> int:
     """Build the indices of a run, and print them."""
     from binidx.storage.threads import available_cores
 
-    from ._indices import UNWRITTEN, build, describe_indices
+    from ._indices import UNWRITTEN, build, describe_indices, describe_unpinned
     from ._runs import load_sized
 
     given = load_sized(arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in given.paths[0]:
-        raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
+        raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core keeps no indices in a store")
     threads, small = arguments.threads or available_cores(), given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
-    rows, pinned = build(replace(given, config=config), arguments.watch, pin=arguments.pin)
-    text = "\n".join([describe_indices(rows), *([f"pinned: {pinned}"] if pinned else [])])
+    rows, pinned, unpinned = build(replace(given, config=config), arguments.watch, pin=arguments.pin)
+    lines = [f"pinned: {pinned}"] if pinned else []
+    lines += [describe_unpinned(unpinned)] if unpinned else []
+    text = "\n".join([describe_indices(rows), *lines])
     values = {"run": arguments.run, "sizes": [*given.sizes], "indices": rows, "pinned": pinned}
+    values["not_pinned"] = unpinned
     print_result(values, text, arguments)
     return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
@@ -107,7 +112,7 @@ def build_indices(arguments: argparse.Namespace) -> int:
 
 
 def write_plan(arguments: argparse.Namespace) -> None:
-    """Write the read plan of a run, or those of its splits beside its index caches, and print a summary."""
+    """Write the read plan of a run, or those of its splits beside its indices, and print a summary."""
     from ._runs import load_sized, open_run, parse_steps
 
     run = load_sized(arguments)
@@ -136,7 +141,8 @@ def plan_splits(run: binidx.Run, arguments: argparse.Namespace) -> list[str]:
         raise ConfigError("--steps, --engine, --shard: need --to DIR; in path_to_cache lie whole splits")
     if run.config.path_to_cache is None or run.stages is not None or len(run.phases) > 1:
         raise ConfigError(f"{arguments.run}: needs path_to_cache, and neither stages nor phases; or give --to DIR")
-    datasets: list[Any] = [(each, size) for each, size in zip(run.build(), run.sizes, strict=True) if list_parts(each)]
+    built = zip(run.build(planned=False), run.sizes, strict=True)
+    datasets: list[Any] = [(each, size) for each, size in built if list_parts(each)]
     arguments.watch.begin("read plans", sum(len(dataset) for dataset, _ in datasets), 0, "samples")
     place, advance = binidx.Workers(count=arguments.workers), arguments.watch.advance
     plans = [prepare_read_plan(dataset, size, place, advance) for dataset, size in datasets]

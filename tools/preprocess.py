@@ -1,7 +1,9 @@
 """Tokenize text from any store into .bin/.idx datasets in any store.
 
 Reads jsonl, csv, txt and warc (all also .gz and .zst), parquet and arrow, from disks, s3://, gs://, hf:// and http://;
-names may be globs or folders.
+names may be globs or folders. Standard input, as the name -, is jsonl, or as --format says; it is copied to a temporary
+file first.
+
 Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
 text, and beside them .lineage.parquet (the origin of each document) and .manifest.json (inputs, tokenizer and all
 counts).
@@ -22,13 +24,18 @@ Options of Megatron's tool mean the same; those that have no effect here are tak
 exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is wrong
 
 example:
-  binidx preprocess data/en.jsonl --to data/en --tokenizer data/tokenizer.json --append-eod --eod "<|endoftext|>"
+  binidx preprocess data/web.jsonl --to data/web --tokenizer data/tokenizer.json --append-eod --eod "<|endoftext|>"
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
@@ -39,7 +46,7 @@ from binidx.errors import FormatError
 from ._command import RESUMES, Command, print_result
 from ._display import counts, human_seconds, print_note
 from ._display import table as columns
-from ._options import add_json, add_workers, chosen, num_bytes
+from ._options import add_json, add_workers, chosen, num_bytes, target
 from ._text_options import add_filters, add_text, add_tokenizer, parse_filters, parse_tokenizer
 from .estimate import describe as describe_estimate
 
@@ -50,6 +57,9 @@ if TYPE_CHECKING:
 
 FINISH = (None, 1)
 """Shard of `--finish`: it makes no part, and merges the parts of the other shards."""
+
+PREPROCESSING = ("engine", "workers", "overwrite", "watch", "task_memory", "task_resources")
+"""Arguments of the library that have the names of options."""
 
 WITHOUT_EFFECT = {
     "--partitions": "the text is cut into parts of --part-bytes",
@@ -79,8 +89,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
 
     group = options.add_argument_group("tokens")
-    prefix = "path or URI: PREFIX_KEY_document"
-    group.add_argument("--to", "--output-prefix", dest="output", required=True, metavar="PREFIX", help=prefix)
+    to = {"dest": "output", "required": True, "type": target, "metavar": "PREFIX"}
+    group.add_argument("--to", "--output-prefix", **to, help="path or URI: PREFIX_KEY_document")
     add_tokenizer(group)
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     empty = "a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped"
@@ -121,12 +131,27 @@ def make(arguments: argparse.Namespace) -> int | None:
         show_plan(job, arguments)
         return None
     shard = arguments.shard and binidx.Shard(*arguments.shard)
-    done = binidx.preprocess(job, shard=shard, **chosen(arguments, "engine", "workers", "overwrite", "watch"))
+    done = binidx.preprocess(job, shard=shard, **chosen(arguments, *PREPROCESSING))
     print_result(done.to_json(), describe(done), arguments)
     if done.finished and not any(manifest["dataset"]["documents"] for manifest in done.manifests.values()):
         inputs = ", ".join(job.inputs[:3]) + ", ..." * (len(job.inputs) > 3)
-        raise FormatError(f"{inputs}: no document in them, the dataset is empty; name other text, and --overwrite")
+        raise FormatError(f"{inputs}: no document in them; {remove_empty(job, arguments.overwrite)}name other text")
     return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
+
+
+def remove_empty(job: binidx.Job, overwrite: bool) -> str:
+    """Remove datasets without documents that replaced none; return the beginning of a clause about those that stay."""
+    if overwrite:
+        return "the dataset is empty; "
+    from binidx.corpus.whole_dataset import DatasetTarget
+    from binidx.storage.location import Location
+    from binidx.storage.writing.publish import delete_object
+
+    for prefix in job.datasets.values():
+        target = DatasetTarget(Location(prefix, job.target_options), job.codec)
+        target.remove_existing()
+        delete_object(target.bin)
+    return "no dataset is left; "
 
 
 def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
@@ -153,9 +178,19 @@ def parse_job(arguments: argparse.Namespace) -> binidx.Job:
 
     same = {field.name: vars(arguments)[field.name] for field in fields(binidx.Job) if field.name in arguments}
     same |= {"keys": tuple(arguments.keys), "lineage": not arguments.no_lineage, "engine": arguments.tokenizer_engine}
-    same |= {"inputs": (*arguments.inputs, *arguments.input), "filters": parse_filters(arguments)}
+    inputs = [copied_stdin() if name == "-" else name for name in (*arguments.inputs, *arguments.input)]
+    same |= {"inputs": (*inputs,), "filters": parse_filters(arguments)}
     codec = arguments.codec or ("zstd" if arguments.compress else "raw")
     return binidx.Job(**{**same, "tokenizer": parse_tokenizer(arguments), "codec": codec})
+
+
+def copied_stdin() -> str:
+    """Copy standard input to a file, for workers that read it in parts and again; it is removed at exit."""
+    folder = tempfile.mkdtemp(prefix="binidx-stdin-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with open(path := os.path.join(folder, "stdin.jsonl"), "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
 
 
 def describe(done: Report) -> str:

@@ -11,7 +11,7 @@ before it is whole: the .idx comes last. After a break, the same command begins 
 is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
 With --engine, --workers or --shard the two passes are tasks for processes of this machine, Ray, Dask or a scheduler,
-and the buckets are objects in TARGET-parts. A task needs 1.5 GiB of memory, and beyond 128 GiB of tokens 8 MiB of
+and the buckets are objects in TARGET-parts. A task needs 1.6 GiB of memory, and beyond 128 GiB of tokens 8 MiB of
 scratch for each GiB of them. The last call joins the parts, inside the store where it can. An interrupted job
 continues. --shard I/N ends where the other shards have to end a pass: give all commands again, two times in all.
 
@@ -37,14 +37,14 @@ from binidx.errors import ConfigError
 from . import _options
 from ._command import Command, print_result
 from ._display import counts, human_bytes, human_seconds
-from ._options import DATASET, add_target, add_workers, add_writing, chosen, chosen_workers, num_bytes, writing
+from ._options import DATASET, add_target, add_workers, add_writing, chosen, chosen_workers, num_bytes, seed, writing
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
     add_target(options, "prefix to write; with --lines, the object", type=str, metavar="TARGET")
-    options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
+    options.add_argument("--seed", type=seed, required=True, help="a number; another one gives another order")
     options.add_argument("--memory", type=num_bytes, default="2GiB", metavar="SIZE", help="memory bound (2GiB)")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")

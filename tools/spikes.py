@@ -48,7 +48,8 @@ def print_spikes(arguments: argparse.Namespace) -> None:
 
     arguments.watch.begin("look for spikes", 0, 0, unit="")
     history, options = open_history(arguments), arguments.storage_options
-    decode = decoder(arguments.tokenizer, options)
+    prefixes = [prefix for run in history.runs for prefix in (run.config.blend or ([],))[0]]
+    decode = decoder(arguments.tokenizer, options, prefixes)
     stop = stop_step(history, arguments.steps) if arguments.steps else None
     runs = read_run_losses(history, arguments.losses or [None], arguments.run, stop)
     spikes = []

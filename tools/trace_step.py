@@ -45,12 +45,14 @@ def trace(arguments: argparse.Namespace) -> None:
 
     history, rank = open_order(arguments), arguments.rank
     steps = parse_steps(history, arguments.steps)
-    decode = decoder(arguments.tokenizer, arguments.storage_options)
-    if len(parts := [*history.orders(steps)]) > 1:
+    parts = [*history.orders(steps)]
+    sources = dict.fromkeys(source.prefix for order, _ in parts for source in order.sources)
+    decode = decoder(arguments.tokenizer, arguments.storage_options, sources)
+    if len(parts) > 1:
         history.joined  # noqa: B018 - logs sources that may be one
     for order, part in parts:
         if rank is not None and not 0 <= rank < order.num_ranks:
-            raise ConfigError(f"rank: found {rank}, the run has {order.num_ranks}, counted from 0")
+            raise ConfigError(f"rank: found {rank}, the run has ranks 0 to {order.num_ranks - 1}")
         for first in part[::STEPS_AT_ONCE]:
             reads = order.readings(range(first, min(first + STEPS_AT_ONCE, part.stop)), rank)
             print_rows(build_rows(order, reads, decode, lineage=not arguments.no_lineage), arguments.json)

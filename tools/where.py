@@ -9,7 +9,8 @@ these, or by its id, and is searched in all sources if none is given. --document
 
 --count prints how often the model saw each document, first and last: `samples` counts the samples with a token of it as
 an input, `trained` those that no iteration to skip has read, `started` reads of its first token, `tokens` its tokens
-that were inputs. Samples in which it was only the last label do not count.
+that were inputs. Samples in which it was only the last label do not count. --engine counts 65,536 documents a part,
+whose workers open the run; there is no --shard.
 
 --text counts each match of the text of a file, byte for byte, or with --normalize in normal form (binidx grep --help).
 A match is all tokens that hold a byte of it: `whole` counts the samples of which all of them are inputs, `part` those
@@ -27,6 +28,7 @@ example:
   binidx where run.json --document crawl-07.jsonl.zst:4711 --document id=6ba7b810
   binidx where run.json --documents drop.txt
   binidx where run.json --document id=6ba7b810 --count --steps :41200
+  binidx where run.json --documents drop.txt --count --engine local
   binidx where run.json --text passage.txt --json
 """
 
@@ -42,6 +44,7 @@ from binidx.errors import ConfigError
 
 from ._command import Command
 from ._display import counts
+from ._options import add_workers, counting_workers
 from ._run_options import add_normalize, add_run, add_steps, add_text_tokenizer, add_topology
 
 
@@ -60,6 +63,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--no-earlier", action="store_true", help="without the samples that a resumed run had consumed"
     )
+    add_workers(options, "counts of --count", shards=False)
     add_topology(options)
 
 
@@ -73,6 +77,7 @@ def find(arguments: argparse.Namespace) -> None:
 
     if arguments.normalize and arguments.text is None:
         raise ConfigError("normalize: needs --text, whose text it compares")
+    place = counting_workers(arguments, "count")
     arguments.watch.begin("search", 0, 0, unit="")
     listed = read_list(arguments.documents, arguments.storage_options) if arguments.documents else None
     history = open_order(arguments, whole=listed is not None and len(listed) >= MANY_DOCUMENTS)
@@ -93,7 +98,7 @@ def find(arguments: argparse.Namespace) -> None:
         documents = {}
     try:
         if counted:
-            print_counts(history, documents, stored, steps.stop, arguments)
+            print_counts(history, documents, stored, steps.stop, arguments, place)
             return
         num_rows, read_in, past = 0, set[int](), 0
         earlier = steps.start == history.first_step and not arguments.no_earlier

@@ -44,7 +44,10 @@ def demonstrate(options: argparse.Namespace) -> None:
         if directory is None:
             temporary = tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True)
             directory = Path(stack.enter_context(temporary))
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"directory: {directory}: {error.strerror}; name another place") from None
         with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stdout):
             server, figures = stack.enter_context(run_demo(options.steps, directory))
             show_figures(figures)

@@ -17,12 +17,17 @@ PACKAGES = ("megatron", "packed")
 """Modules with further public names, which were here in version 0.1."""
 
 __all__ = sorted({*HOMES} - {*PACKAGES})
-__version__ = "0.1.0"
 
 _load, _ = lazy_names(__name__, HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata  # slow to import
+
+        installed = next(metadata.distributions(name="binidx"), None)
+        globals()[name] = installed.version if installed else "0+unknown"  # from its source
+        return globals()[name]  # looked up once: 4 ms
     if name in HOMES:
         return _load(name)
     for package in PACKAGES if name[:1] != "_" else ():

@@ -12,6 +12,7 @@ from binidx.dataset.staged import Stage as Stage
 from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
 from binidx.dataset.stored.baked import BakedDataset as BakedDataset
 from binidx.dataset.stored.planned import PlannedDataset as PlannedDataset
+from binidx.dataset.torch_bridge import GPTBatch as GPTBatch
 from binidx.dataset.torch_bridge import find_topology as find_topology
 from binidx.format.idx import DType as DType
 from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
@@ -19,8 +20,8 @@ from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as Index
 from binidx.jobs.parts import Shard as Shard
 from binidx.jobs.parts import Workers as Workers
 from binidx.loader.device_batches import DeviceBatches as DeviceBatches
-from binidx.loader.metrics_server import MetricsServer as MetricsServer
-from binidx.loader.metrics_server import serve_metrics as serve_metrics
+from binidx.loader.monitoring import MetricsServer as MetricsServer
+from binidx.loader.monitoring import serve_metrics as serve_metrics
 from binidx.loader.torch_loader import build_pretraining_data_loader as build_pretraining_data_loader
 from binidx.order.order_options import OrderOption as OrderOption
 from binidx.order.order_options import register_order as register_order

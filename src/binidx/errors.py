@@ -8,7 +8,7 @@
     │   └── PeerError                         another process of the run failed; its traceback is in the message
     ├── MismatchError      ValueError         a tokenizer engine returned other ids than its reference
     ├── MissingDriverError ImportError        a package that the call needs is not installed
-    ├── WorkerError        RuntimeError       a worker process died repeatedly
+    ├── WorkerError        RuntimeError       a worker process died repeatedly, or has another binidx
     └── StorageError       OSError
         ├── ObjectNotFoundError FileNotFoundError
         ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target that may not be replaced
@@ -39,7 +39,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -141,7 +141,7 @@ class MissingDriverError(BinidxError, ImportError):
 
 
 class WorkerError(BinidxError, RuntimeError):
-    """A worker process died repeatedly."""
+    """A worker process died repeatedly, or has another binidx."""
 
 
 class StorageError(BinidxError, OSError):
@@ -231,3 +231,24 @@ def warn_once(subject: str, message: str) -> None:
 
 _warned: dict[str, object] = {}
 """Subjects of which this process has logged a warning."""
+
+
+def check_option_names(
+    subject: str, names: Collection[str], known: Collection[str], others: str, hints: Mapping[str, str] | None = None
+) -> None:
+    """Raise ConfigError if some options are unknown: `did you mean random_seed?` for `seed`.
+
+    Args:
+        subject: function that was called.
+        names: of the options that were given.
+        known: names of all options.
+        others: where all are named, for an option that none is similar to.
+        hints: name of an unknown option -> what to do.
+    """
+    if unknown := sorted({*names}.difference(known)):
+        from difflib import get_close_matches
+
+        first = unknown[0]
+        near = [each for each in known if each.endswith(f"_{first}")] or get_close_matches(first, known, 1)
+        way = (hints or {}).get(first) or (f"did you mean {near[0]}?" if near else others)
+        raise ConfigError(f"{subject}: unknown option {', '.join(unknown)}; {way}")

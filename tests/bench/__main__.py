@@ -41,6 +41,7 @@ BENCHES = (
     "masked",
     "prefixes",
     "cold_start",
+    "restart",
     "nodes",
     "order",
     "trace_s3",
@@ -57,6 +58,8 @@ ON_REQUEST = (
     "trace",
     "transports",
     "read_plan",
+    "short_documents",
+    "rates",
 )
 
 

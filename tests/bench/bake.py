@@ -2,13 +2,14 @@
 
 Requests and bytes are those of the proxy's log, without uploads. The figures to reach: a request for 8 MiB that a stage
 reads, and 30 MB/s a core: Exoshuffle-CloudSort sorts 29 MB/s a vCPU. The bake is read back whole and compared with the
-run's own samples. Minutes, and 4 GB of disk.
+run's own samples. Minutes, and 4 GB of disk. BINIDX_BENCH_BAKE_DATASETS=8 divides it into a blend of so many datasets.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.bench.remote import check_reached
 from tests.bench.table import Conditions, Row
 
 NUM_BYTES = int(os.environ.get("BINIDX_BENCH_BAKE_BYTES", 1 << 30))
+NUM_DATASETS = int(os.environ.get("BINIDX_BENCH_BAKE_DATASETS", 1))
 CONDITIONS = Conditions(cores=1, size=f"{NUM_BYTES / 1e9:.1f} GB", cached="nothing", workers=1)
 PART_BYTES = 128 << 20
 """Parts as large, for the size of this run, as 1 GiB is for 8 GiB."""
@@ -39,11 +41,13 @@ NUM_SAMPLES = 25_000
 
 def rows(directory: Path) -> list[Row]:
     """Bake once."""
-    prefix = write_corpus(directory / "en", NUM_BYTES, dtype=np.int32)
+    prefix = write_corpus(directory / "en", NUM_BYTES // NUM_DATASETS, dtype=np.int32)
     with store(directory) as (server, bucket):
-        convert_dataset(prefix, f"{bucket}/en", verify="size")
+        blend = {f"{bucket}/en-{number}": 1.0 for number in range(NUM_DATASETS)}
+        for uri in blend:
+            convert_dataset(prefix, uri, verify="size")
         with far_away(server) as proxy:
-            train: Any = binidx.load_dataset(f"{bucket}/en", SEQUENCE_LENGTH, random_seed=1234).wrapped
+            train: Any = binidx.load_dataset(blend, SEQUENCE_LENGTH, random_seed=1234).wrapped
             order = binidx.RunOrder.of_dataset(train, GlobalOrder(BatchSchedule(8, 8, 1), len(train)))
             baked = binidx.plan_bake(order, range(order.num_steps() or 0), PART_BYTES)
             proxy.reset()
@@ -60,6 +64,7 @@ def rows(directory: Path) -> list[Row]:
     others = [each for each in log if each.method in ("GET", "HEAD") and each.bytes <= 1 << 16]
     read, size = sum(each.bytes for each in reads), (baked.stop - baked.first) * baked.stored_length * 4
     work = f"bake from and to S3 {DELAY_MS} ms away"
+    print(f"{len(reads)} GETs for {read / size:.3f} bytes a byte of {size}; {seconds:.1f} CPU-s", file=sys.stderr)
     return [
         Row(work, size / 1e6 / seconds, GOAL_MB_S, "MB/s", True, "one core: CPU-seconds", "the goal"),
         Row(f"{work}, reads", len(reads) / (read / REQUEST_BYTES), 1, "a 8 MiB", False, "", "the goal"),

@@ -154,7 +154,7 @@ def pin(prefixes: list[str], weights: list[float], cache: str) -> None:
     builder = binidx.BlendedMegatronDatasetBuilder(
         binidx.GPTDataset, [100_000, 2_000, 1_000], lambda: True, config, pinned=False
     )
-    assert PinnedFile.pin(config, PinnedFile.list_indexed(builder.build()))
+    assert PinnedFile.pin(config, PinnedFile.list_indexed(builder.build()))[0]
 
 
 def requests_of_rank(proxy: Proxy, given: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -34,7 +34,13 @@ NOISE = 1 << 15
 
 
 def write_corpus(
-    prefix: Path, num_bytes: int, seed: int = 0, *, dtype: type = np.uint16, long_documents: bool = False
+    prefix: Path,
+    num_bytes: int,
+    seed: int = 0,
+    *,
+    dtype: type = np.uint16,
+    long_documents: bool = False,
+    mean_tokens: int = MEAN_TOKENS,
 ) -> str:
     """A pair of about `num_bytes` of `.bin`, one sequence a document."""
     rng = np.random.default_rng(seed)
@@ -42,7 +48,7 @@ def write_corpus(
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
         for start in range(0, num_tokens, BLOCK_TOKENS):
             tokens = tokens_at(start, min(BLOCK_TOKENS, num_tokens - start), num_tokens, rng, dtype)
-            for document in documents_of(tokens, long_documents, rng):
+            for document in documents_of(tokens, long_documents, rng, mean_tokens):
                 builder.add_document(document, [len(document)])
         builder.finalize(f"{prefix}.idx")
     return str(prefix)
@@ -57,12 +63,14 @@ def tokens_at(start: int, count: int, num_tokens: int, rng: np.random.Generator,
     return tokens
 
 
-def documents_of(tokens: NDArray[Any], long_documents: bool, rng: np.random.Generator) -> Iterator[NDArray[Any]]:
+def documents_of(
+    tokens: NDArray[Any], long_documents: bool, rng: np.random.Generator, mean_tokens: int
+) -> Iterator[NDArray[Any]]:
     """The block, cut into documents."""
     if long_documents:
         yield from np.split(tokens, range(LONG_TOKENS, len(tokens), LONG_TOKENS))
         return
-    lengths = np.maximum(1, rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, 2 * len(tokens) // MEAN_TOKENS + 8))
+    lengths = np.maximum(1, rng.lognormal(np.log(mean_tokens) - 0.5, 1.0, 2 * len(tokens) // mean_tokens + 8))
     bounds = np.cumsum(lengths.astype(int))
     yield from np.split(tokens, bounds[bounds < len(tokens)])
 

@@ -1,7 +1,7 @@
-"""Merge measured records into the committed results, and write the page of benchmarks and the charts of README.md.
+"""Merge measured records into the committed results, and write the page of benchmarks, all figures and the charts.
 
-python -m tests.bench.publish bench-results/*.json     merge these, then write the page and the charts
-python -m tests.bench.publish                          write both from the committed results
+python -m tests.bench.publish bench-results/*.json     merge these, then write the pages and the charts
+python -m tests.bench.publish                          write them from the committed results
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.bench.table import figure
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+FIGURES = ROOT / "tests" / "bench" / "results" / "figures.md"
 BEGIN, END = "<!-- {} by `python -m tests.bench.publish` -->", "<!-- end of {} -->"
 CHARTS = {"claims": claims_chart, "rates": rates_chart}
 
@@ -32,6 +33,7 @@ def main() -> None:
     merge(json.loads(path.read_text()) for path in parser.parse_args().records)
     results = read_committed()
     PAGE.write_text(with_all(PAGE.read_text(), results))
+    FIGURES.write_text(with_rows(FIGURES.read_text(), results))
     for path, text in charts(results).items():
         path.write_text(text)
 
@@ -42,12 +44,15 @@ def with_all(page: str, results: Sequence[Results]) -> str:
         "claims": claims_table(results, CLAIMS, "against, at its best setting"),
         "curves": "\n\n".join(curve_section(name, row, record) for name, row, record in curves(results)),
         "limits": claims_table(results, LIMITS, "limit"),
-        "parts": parts_section(results),
-        "figures": all_tables(results),
     }
     for name, text in made.items():
         page = with_figures(page, text, name)
     return page
+
+
+def with_rows(page: str, results: Sequence[Results]) -> str:
+    """Return the page of all figures with the parts of works and every row."""
+    return with_figures(with_figures(page, parts_section(results), "parts"), all_tables(results))
 
 
 def charts(results: Sequence[Results]) -> dict[Path, str]:

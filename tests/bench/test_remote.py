@@ -26,7 +26,7 @@ from tests.bench.remote import NotRemoteError, check_reached, own_requests, remo
 
 SERVERS = re.compile(r"\b(far_away|latency_proxy|far_object|range_server)\(")
 CHECKS = re.compile(r"\b(check_reached|remote_seconds)\(")
-BY_RACE = ("from_s3", "peers")
+BY_RACE = ("from_s3", "peers", "short_documents")
 """Benches whose passes are all run, and checked, by `tests.bench.race`."""
 
 

@@ -18,6 +18,7 @@ from tests.bench.claims import CLAIMS, CURVES, LIMITS, Claim
 from tests.bench.machine import describe_machine, slug
 from tests.bench.parts import Spent, parts_of
 from tests.bench.publish import (
+    FIGURES,
     PAGE,
     ROOT,
     bench_section,
@@ -28,6 +29,7 @@ from tests.bench.publish import (
     parts_section,
     with_all,
     with_figures,
+    with_rows,
 )
 from tests.bench.results import COMMITTED, find_row, merge, nearest, read_committed, record_of
 from tests.bench.table import Conditions, Row, to_json
@@ -49,6 +51,8 @@ def record(rows: list[Row] = ROWS) -> dict[str, Any]:
 def test_the_page_and_the_charts_show_the_committed_results() -> None:
     results, page = read_committed(), PAGE.read_text()
     assert page == with_all(page, results), "run python -m tests.bench.publish"
+    rows = FIGURES.read_text()
+    assert rows == with_rows(rows, results), "run python -m tests.bench.publish"
     assert {path: path.read_text() for path in charts(results)} == charts(results), "run python -m tests.bench.publish"
 
 

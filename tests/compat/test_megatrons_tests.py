@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import awkward as ak
 import numpy as np
 import pytest
 import torch
@@ -163,6 +162,7 @@ def test_a_multimodal_builder_lists_lengths_and_modes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("multimodal", [False, True])
 @pytest.mark.parametrize("eod_token", [None, 7])
 def test_documents_of_an_awkward_array(multimodal: bool, eod_token: int | None, tmp_path: Path) -> None:
+    ak = pytest.importorskip("awkward")
     documents, modes = [[1, 2, 3], [], [4], [5, 6]], [1, 0, 2, 3] if multimodal else None
     one, other = f"{tmp_path}/one", f"{tmp_path}/other"
     for prefix in (one, other):
@@ -181,6 +181,7 @@ def test_documents_of_an_awkward_array(multimodal: bool, eod_token: int | None, 
 
 
 def test_an_awkward_array_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    ak = pytest.importorskip("awkward")
     with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
         with pytest.raises(FormatError, match="token 70000 at position 1, uint16 holds"):
             builder.add_documents(ak.Array([[1], [70000]]))

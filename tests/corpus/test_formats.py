@@ -59,6 +59,10 @@ def test_a_dataset_goes_out_and_comes_back(name: str, dtype: Any, tmp_path: Path
         (tmp_path / "none" / "x").touch()
         with pytest.raises(ObjectNotFoundError, match=f"no {FORMATS[name].suffix} file in it"):
             import_dataset(name, [f"{tmp_path}/none"], f"{tmp_path}/x", eod=eod)
+    if (mark := FORMATS[name].mark).startswith("/"):
+        (tmp_path / "no").mkdir()
+        with pytest.raises(ObjectNotFoundError, match=f"no such .*; {name} needs the folder with {mark[1:6]}"):
+            import_dataset(name, [f"{tmp_path}/no"], f"{tmp_path}/x", eod=eod)
     assert_brought_over(f"{tmp_path}/back", dtype)
     with pytest.raises(ObjectExistsError):
         export_dataset(name, f"{tmp_path}/en", f"{tmp_path}/out/en", eod=eod)

@@ -130,7 +130,7 @@ def test_what_cannot_be_shuffled_is_refused_before_anything_is_written(tmp_path:
     before = pair(tmp_path / "new")
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (BinidxError, "dtype int32, needed uint16", {"sources": [en, wide]}),
-        (ConfigError, "need at least 512 MiB", {"memory_bytes": 1000}),
+        (ConfigError, "need at least 512 MB", {"memory_bytes": 1000}),
         (ConfigError, "is read and written", {"sources": [en, tmp_path / "new"]}),
         (ConfigError, "no/such .No such file", {"scratch": str(tmp_path / "no/such")}),
     ]

@@ -25,6 +25,7 @@ from binidx.dataset import rank_comparison
 from binidx.dataset.affects import affects, described_fields, words_of
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
+from binidx.dataset.stored import options as stored_options
 from binidx.dataset.stored import planned
 from binidx.run import run_file
 
@@ -328,7 +329,7 @@ PLAN_NAMES: dict[str, list[list[str]]] = {
 def test_the_fields_in_the_names_of_plans() -> None:
     names = {option.name for option in fields(GPTDatasetConfig) if option.init}
     for split in Split:
-        early, lacking = planned.hashed_fields(make(), split)
+        early, lacking = stored_options.hashed_fields(make(), split)
         assert {*early} == names - NOT_IN_PLAN
         valid = set() if split is Split.valid else {"drop_last_partial_validation_sequence"}
         assert lacking & {*early} == MOVES_NO_TOKEN | valid
@@ -339,7 +340,7 @@ def test_the_names_of_plans(name: str) -> None:
     """Today's, then the early one; of train, valid and test."""
     kind, options = PLANS[name]
     config = make(kind, **options)
-    places = [planned.locate_plans("GPTDataset", config, split, 100) for split in Split]
+    places = [planned.PlannedDataset.locate("GPTDataset", config, split, 100) for split in Split]
     names = [[place.uri.removeprefix("/plans/").partition("-")[0] for place in both] for both in places]
     assert names == PLAN_NAMES[name]
 

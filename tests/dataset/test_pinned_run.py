@@ -221,6 +221,25 @@ def test_prepare_index_takes_the_new_data_and_no_pin_takes_whatever_is_there(sta
     assert starts.start() == before
 
 
+def test_prepare_index_says_what_it_does_not_pin_where_no_etags_are_sent(
+    s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = PinnedStarts(s3, tmp_path, monkeypatch, count=2)
+    starts.prepare()
+    assert "not pinned" not in capsys.readouterr().out
+    with latency_proxy(starts.endpoint, delay_ms=0, versionless=True) as proxy, proxy.in_environment():
+        starts.prepare()
+        found = capsys.readouterr().out
+        starts.prepare("--json")
+        values = json.loads(capsys.readouterr().out)
+    assert f"\nnot pinned: no ETags of {starts.prefixes[0]} and 1 more; " in found
+    assert "JuiceFS: gateway --keep-etag" in found
+    assert (values["pinned"], values["not_pinned"]) == (None, starts.prefixes)
+    starts.prepare("--json")
+    values = json.loads(capsys.readouterr().out)
+    assert (values["pinned"], values["not_pinned"]) == (starts.file.uri, [])
+
+
 def test_a_damaged_copy_of_a_node_is_fetched_again_and_a_damaged_file_is_an_error(starts: PinnedStarts) -> None:
     starts.prepare()
     before = starts.start(rank=1, node=1)
@@ -251,8 +270,18 @@ def test_fields_of_a_later_version_are_named_and_kept(starts: PinnedStarts, capl
     with caplog.at_level(logging.WARNING):
         starts.start(rank=1)
     assert "unknown fields zones, of a later version" in caplog.text
+    rewrite(starts, lambda values: values.update(indices={}))  # so that it is written again
     starts.prepare()
     assert starts.values()["zones"] == {"a": 1}
+    assert starts.values()["indices"]
+
+
+def test_the_same_pins_of_another_version_are_not_written_again(starts: PinnedStarts) -> None:
+    starts.prepare()
+    rewrite(starts, lambda values: values.update(library="99.0"))
+    file = read_small(starts.file)
+    starts.prepare()
+    assert read_small(starts.file) == file
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,6 @@ def test_the_table_of_a_parquet_file_names_its_columns(heading: str, path: Path,
 
 
 def test_every_array_of_an_index_cache_is_named() -> None:
-    named = {name for row in rows("Index cache") for name in re.findall(r"`([^`]+)`", row[0])}
+    named = {name for row in rows("Indices") for name in re.findall(r"`([^`]+)`", row[0])}
     written = {re.sub(r"^.*-", "", path.name) for path in [*LOCAL.glob("cache/*"), *LOCAL.glob("stage-cache/*")]}
     assert {name for name in written if name.endswith(".npy")} == {name for name in named if name.endswith(".npy")}

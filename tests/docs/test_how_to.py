@@ -443,7 +443,7 @@ def test_debug_slow_reads(
 def test_the_page_of_trainers_shows_every_one() -> None:
     page = read_page("how-to/train-with")
     shown = re.findall(r'^ *``` { .python title="(.*)" }\n *--8<-- "(.*)"\n *```', page, re.M)
-    trainers = {path.name for path in EXAMPLES.glob("*.py")} - {"compare_with_megatron.py"}
+    trainers = {path.name for path in EXAMPLES.glob("*.py")} - {"compare_with_megatron.py", "common.py"}
     assert sorted(shown) == sorted((f"examples/{name}",) * 2 for name in trainers)
 
 

@@ -118,7 +118,7 @@ def test_each_policy_allows_its_tasks_and_no_others(
     again = replace(run, config=replace(run.config, path_to_cache="s3://corpus/elsewhere")).build()[0]
     logged = " ".join(re.sub(r"\s+", " ", record.getMessage()) for record in caplog.records)
     page = " ".join(read_page(PAGE).split())
-    for line in ("no lease on the index, so each node builds its own", "index not cached, every start builds it again"):
+    for line in ("no lease on the index, so each node builds its own", "index not kept, every start builds it again"):
         assert line in logged
         assert f"`{line}`" in page
     batches = [next(iter(binidx.build_pretraining_data_loader(each, 0, 2)))["tokens"] for each in (train, again)]

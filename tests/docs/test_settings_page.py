@@ -30,7 +30,7 @@ def test_every_setting_is_in_the_page_of_settings() -> None:
     for name, default in listed:
         value = getattr(ReadSettings(), name.removeprefix("BINIDX_").lower(), None)
         text = f"`{value}`" if isinstance(value, str) else value and f"{float(value):g}"
-        assert value is None or isinstance(value, dict) or default.split(";")[0] == text, name
+        assert value in (None, ()) or isinstance(value, dict) or default.split(";")[0] == text, name
 
 
 def test_the_example_of_the_page_of_settings_runs(s3: Bucket) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from helpers.pages import DOCS, python_blocks, read_page
 from helpers.public_names import PUBLIC
+from mkdocs.config import load_config
+from mkdocs.structure.files import get_files, set_exclusions
 
 import binidx
 from binidx.tools import COMMANDS, main
@@ -47,16 +49,16 @@ def test_every_example_is_on_a_page_whole() -> None:
     shown = [match for page in PAGES for match in block.finditer(page.read_text())]
     assert [match[2] for match in shown] == [match[3] for match in shown]
     files = {name_of(path) for path in ROOT.glob("examples/**/*.*") if path.suffix != ".pyc"}
-    assert files - {match[2] for match in shown} == set()
+    files -= {name_of(path) for path in ROOT.glob("examples/monitoring/*")}  # for Grafana and Prometheus
+    assert files - {match[2] for match in shown} == {"examples/common.py"}  # which is a part of other blocks
 
 
-@pytest.mark.parametrize("page", [read_page("index"), (ROOT / "README.md").read_text()], ids=["docs/index", "README"])
-def test_the_example_of_the_first_page_runs(page: str, tmp_path: Path) -> None:
-    for name in ("en", "code", "en_text_document"):
+def test_the_example_of_the_first_page_runs(tmp_path: Path) -> None:
+    for name in ("en", "code"):
         builder = binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16)
         builder.add_document(np.arange(50_000), [50_000])
         builder.finalize(f"{tmp_path}/{name}.idx")
-    (example,) = python_blocks(page)
+    (example,) = python_blocks(read_page("index"))
     shapes = list[Any]()
     local = re.sub(r"(s3|gs)://corpus", str(tmp_path), example)
     exec(local, {"model": lambda *tensors: shapes.append(tensors[0].shape)})
@@ -113,11 +115,36 @@ def test_every_command_of_a_page_parses() -> None:
     assert wrong == {}
 
 
-def test_examples_of_the_commands_parse() -> None:
-    for name, (module, _) in COMMANDS.items():
+def examples_of_commands() -> Iterator[str]:
+    """Lines of the examples in the help of each command; those that continue are joined."""
+    for module, _ in COMMANDS.values():
         doc = import_module(f"binidx.tools.{module}").__doc__ or ""
-        for line in doc.partition("\nexample:\n")[2].splitlines():
-            assert [problem_of(each) for each in calls(line)] == [None], f"{name}: {line}"
+        yield from doc.partition("\nexample:\n")[2].splitlines()
+
+
+def test_examples_of_the_commands_parse() -> None:
+    for line in examples_of_commands():
+        assert [problem_of(each) for each in calls(line)] == [None], line
+
+
+def test_names_of_datasets_on_pages_are_those_that_the_commands_of_pages_make() -> None:
+    """preprocess appends the key and `_document` to its --to: that prefix alone is the name of no dataset."""
+    typed = [
+        *(each for _, each in commands_of_pages()),
+        *(each for line in examples_of_commands() for each in calls(line)),
+    ]
+    prefixes, names = set[str](), set[str]()
+    for call in (each for each in typed if "--to" in each):
+        (prefixes if call[0] == "preprocess" else names).add(call[call.index("--to") + 1])
+    assert {"corpus/en", "s3://corpus/web"} <= prefixes
+    names |= {f"{prefix}_text_document" for prefix in prefixes}
+    assert "s3://corpus/en" in names
+    files = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.ipynb"), *ROOT.glob("tools/*.py")]
+    texts = {name_of(file): re.sub(r"preprocess .*(\\\n.*)*", "", file.read_text()) for file in files}
+    alone = re.compile(rf"(?<![\w/])({'|'.join(map(re.escape, sorted(prefixes)))})(?![\w/.-])")
+    assert {(name, prefix) for name, text in texts.items() for prefix in alone.findall(text)} == set()
+    named = re.compile(r"(?:s3|gs)://[\w./-]+_document\b")
+    assert {(name, uri) for name, text in texts.items() for uri in named.findall(text) if uri not in names} == set()
 
 
 def test_the_error_of_the_page_of_commands_is_printed(
@@ -219,3 +246,20 @@ def test_docstrings_of_ours_are_sections_that_griffe_reads() -> None:
 )
 def test_a_page_may_link_to_other_hosts_but_load_nothing_from_them(html: str, refused: bool) -> None:
     assert bool(import_module("site_hooks").EXTERNAL.search(html)) is refused
+
+
+def test_links_to_files_that_are_no_pages_lead_to_the_repository() -> None:
+    hooks, config = import_module("site_hooks"), load_config(str(ROOT / "mkdocs.yml"))
+    files = get_files(config)
+    set_exclusions(files, config)
+    text = "[c](../contributing/tests.md#marks) [d](../../LICENSE) [e](https://a.b/c.md) [f](none.md#x) [g](bake.md)"
+    changed = hooks.linked_to_repository(text, "how-to/x.md", files)
+    address = f"{hooks.ADDRESS}/blob/HEAD"
+    assert changed == text.replace("../contributing", f"{address}/docs/contributing").replace("../..", address)
+
+
+def test_the_pages_of_the_site_have_at_most_60_000_words() -> None:
+    """Words with a letter or digit, those in code and tables, too; not in comments, tags or the targets of links."""
+    texts = [page.read_text() for page in PAGES if "contributing" not in page.parts]
+    plain = [re.sub(r"<!--.*?-->|</?\w[^>]*>|\]\([^)]*\)", " ", text, flags=re.S) for text in texts]
+    assert sum(bool(re.search(r"\w", word)) for text in plain for word in text.split()) <= 60_000

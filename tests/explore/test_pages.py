@@ -24,7 +24,6 @@ from helpers.explored import PageServer, number, read_html, served, write_run
 from helpers.packed_runs import write_packed_run
 from helpers.preprocess_jobs import tokenizer_path
 from helpers.research_run import RABBIT, build_research_run
-from tensorboardX import SummaryWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import binidx
@@ -189,6 +188,7 @@ def test_cyclic_and_resumed_runs_have_pages(options: dict[str, Any], tmp_path: P
 
 
 def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("tensorboardX")
     (tmp_path / "tfevents.broken").write_bytes(b"\x03" + bytes(11) + b"\xff" * 7)
     for name, text in {
         "tensorboard": "Wall time,Step,Value\n1.5,2,0.5\n1.4,1,0.7\n",
@@ -198,7 +198,7 @@ def test_losses_are_read_from_the_exports_of_trainers(tmp_path: Path) -> None:
         curve = LossCurve.of_file(Location(f"{tmp_path}/{name}"))
         assert (curve.steps.tolist(), curve.losses.tolist()) == ([1, 2], [0.7, 0.5])
     for restart, steps in (({"filename_suffix": ".0"}, [1, 2, 3]), ({"filename_suffix": ".1"}, [3, 4])):
-        with SummaryWriter(f"{tmp_path}/events", **restart) as writer:
+        with tensorboard.SummaryWriter(f"{tmp_path}/events", **restart) as writer:
             for step in steps:
                 writer.add_scalar("eval loss", 9, step)
                 writer.add_scalar("lm loss", step / 4 + len(steps), step)

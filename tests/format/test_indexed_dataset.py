@@ -18,6 +18,7 @@ from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.format.prefix_advice import did_you_mean
 from binidx.format.source import PairSource
 from binidx.format.tokens import read_spans
 from binidx.storage.location import Location
@@ -270,13 +271,14 @@ def test_a_prefix_without_a_dataset_names_the_datasets_that_begin_with_it(tmp_pa
         for opened in (IndexedDataset, lambda prefix: PairSource(Location.of(str(prefix)))):
             with pytest.raises(ObjectNotFoundError, match=f"no such file; did you mean {path}\\?$"):
                 opened(prefix)
+    bucket = did_you_mean(Location.of("s3://corpus"))
+    assert bucket == "; s3://corpus is a bucket, needs a prefix in it such as s3://corpus/en"
     (text := tmp_path / "en.jsonl").write_text("{}")
     for prefix, way in (
         (tmp_path, f"did you mean {path}"),
         (text, f"{text} is a file, and no dataset; binidx preprocess"),
         (f"{path},{tmp_path}/fr", "several datasets"),
         (f"0.7 {path} 0.3 fr", "several datasets"),
-        ("s3:/corpus/en", "did you mean s3://corpus/en"),
     ):
         with pytest.raises(ObjectNotFoundError, match=f"no such file; .*{way}"):
             IndexedDataset(prefix)

@@ -140,7 +140,7 @@ def test_a_bit_that_flips_on_the_way_is_fetched_again_and_stays_in_no_cache(
     with http_objects({}) as server:
         server.objects, server.etag = DamagedOnce(server, objects, place, bit), lambda data: f'"{len(data)}"'
         assert read_all(IndexedDataset(f"{server.endpoint}/en")) == [2] * 22 * 4
-        assert "en.idx: damaged on its way or in a cache, fetched again from its store: " in caplog.text
+        assert "en.idx: damaged on its way or on the node, fetched again from its store: " in caplog.text
         server.requests.clear()
         assert read_all(IndexedDataset(f"{server.endpoint}/en")) == [2] * 22 * 4
         assert [each for each in server.requests if each[:2] == ("GET", "/en.idx")] == []

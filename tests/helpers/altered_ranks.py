@@ -63,7 +63,7 @@ def start(common: dict[str, Any], altered: dict[str, Any], rank: int, size: int)
     if is_altered != altered.get("first", is_altered):
         time.sleep(HEAD_START_SECONDS)
     with (
-        patch.object(rank_comparison, "library_version", lambda: own.get("library", "1.0")),
+        patch.object(binidx, "__version__", own.get("library", "1.0")),
         patch.object(rank_comparison, "ALGORITHM", own.get("algorithm", 3)),
     ):
         try:

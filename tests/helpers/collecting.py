@@ -1,4 +1,4 @@
-"""Process that collects garbage at each opcode of a path in turn: `python -m helpers.collecting PATH`.
+"""Process that collects garbage at each opcode of a path in turn; `helpers.forked_ranks` forks it: {"path": PATH}.
 
 For each opcode the path runs anew, with a garbage loader, recorder or builder at hand whose own code the path is. A
 lock that is held there and that the finalizer takes would stop the process for good, which ends it after 20 s.
@@ -123,6 +123,8 @@ reports: list[logging.LogRecord] = []
 
 def run(make: Callable[[], Scene]) -> int:
     """Run a path once for each of its opcodes; return their number."""
+    count_opcodes(make, 0)  # imports what the path does: else each collection looks at all of pandas
+    gc.freeze()
     stop = 1
     while count_opcodes(make, stop) >= stop:
         stop += 1
@@ -160,10 +162,8 @@ class Kept(logging.Handler):
         reports.append(record)
 
 
-if __name__ == "__main__":
+def main(how: dict[str, str]) -> None:
     logging.getLogger("binidx").addHandler(Kept())
     logging.getLogger("binidx").setLevel(logging.INFO)
-    gc.collect()
-    gc.freeze()  # what was imported: else each collection takes 0.1 s
     gc.disable()
-    print(run(globals()[sys.argv[1]]))
+    print(run(globals()[how["path"]]))

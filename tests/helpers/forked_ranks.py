@@ -13,6 +13,7 @@ Reads requests, one JSON object a line, and answers each with a line when all it
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -71,6 +72,7 @@ def start(main: Any, how: dict[str, Any], environment: dict[str, str], place: st
         for stream, end in STREAMS.items():
             os.dup2(os.open(f"{place}.{end}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
         os.environ.update(environment)
+        gc.enable()
         main(how)
         status = 0
     except BaseException:
@@ -82,11 +84,13 @@ def start(main: Any, how: dict[str, Any], environment: dict[str, str], place: st
 
 
 def serve() -> None:
+    gc.disable()  # while it imports; what it has imported, no collection of a rank looks at and copies
     for line in sys.stdin:
         request = json.loads(line)
         for name in request["imports"]:
             importlib.import_module(name)
         main = importlib.import_module(request["main"]).main
+        gc.freeze()
         with TemporaryDirectory() as folder:
             places = [f"{folder}/{rank}" for rank in range(len(request["ranks"]))]
             started = [

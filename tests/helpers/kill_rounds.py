@@ -12,6 +12,7 @@ staging files that were left behind.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -27,7 +28,6 @@ from typing import Any
 
 import botocore.session
 import numpy as np
-import pandas  # noqa: F401 - before the forks, of which pyarrow imports it in each
 import s3fs  # noqa: F401
 from helpers.gpt_data import TOKENIZER
 from helpers.lineage_data import build_with_lineage
@@ -285,6 +285,9 @@ class Rounds:
 
 
 def main(name: str, folder: str, rounds: str = "", uri: str | None = None) -> None:
+    import pandas  # noqa: F401 - before the forks, of which pyarrow imports it in each
+
+    gc.freeze()  # no collection of a child looks at what was imported, and copies it
     if name == "sources":
         (sources := Path(folder, "in")).mkdir()
         return make_sources(sources)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from distributed.comm.core import CommClosedError
 from helpers.crashing_task import kills_its_worker, local_work
 from helpers.dask_cluster import dask_cluster
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
@@ -76,7 +75,7 @@ def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -
         deadline = time.monotonic() + 900
         while not killed and driver.poll() is None and time.monotonic() < deadline:
             if list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
-                killed = pids("ray::call_work", tmp_path)[:1]
+                killed = pids("ray::binidx: part", tmp_path)[:1]
             time.sleep(0.01)
         for each in killed:
             os.kill(each, signal.SIGKILL)
@@ -120,8 +119,9 @@ def test_a_lost_head_node_of_ray_is_one_line_or_none_if_the_job_ends_before(tmp_
         for each in pids("ray", tmp_path):
             os.kill(each, signal.SIGKILL)
     assert len(killed) == 1
-    lost = "binidx preprocess: engine: no answer of the cluster for 30 s; give the same command when it is back\n"
-    assert (driver.returncode, said) in ((2, lost), (0, ""))
+    lost = "binidx preprocess: ray: no answer of the cluster for 30 s; give the same command when it is back\n"
+    problems = "".join(line for line in said.splitlines(True) if ": tokenize: " not in line)  # a line each half minute
+    assert (driver.returncode, problems) in ((2, lost), (0, ""))
 
 
 def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
@@ -157,6 +157,8 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
 
 @pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=["killed", "ended", "hung"])
 def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from distributed.comm.core import CommClosedError
+
     with dask_cluster(tmp_path, num_workers=0) as (address, processes):
         engine = replace(open_engine(f"dask={address}"), poll_seconds=0.1, lost_seconds=1.0)
 

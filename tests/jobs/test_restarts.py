@@ -49,6 +49,8 @@ def test_another_job_without_parts_is_an_error_or_replaced(tmp_path: Path) -> No
     for overwrite in (None, False):
         with pytest.raises(ObjectExistsError, match=r"job.json: parts of another job, which differs in seed; finish"):
             folder_of(tmp_path, 2).claim(overwrite=overwrite)
+    with pytest.raises(ObjectExistsError, match=r"job.json: parts of another job, of another command; finish"):
+        JobFolder(folder_of(tmp_path).location, {"binidx_other": 1}).claim()
     folder_of(tmp_path, 2, replaceable=True).claim()
     assert folder_of(tmp_path, 2).is_claimed()
 

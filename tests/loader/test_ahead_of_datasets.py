@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 import binidx
 from binidx import RunOrder
 from binidx.loader.cache_fill import open_forward
-from binidx.loader.dataset_protocols import is_pure, reads_remotely
+from binidx.loader.dataset_protocols import is_pure, remote_places
 from binidx.loader.samplers import build_sampler
 from binidx.packed.packed_files import PackedDataset, PackedFiles
 from binidx.packed.packed_order import PackedRun, PackedSet
@@ -155,7 +155,7 @@ def test_read_ahead_is_the_default_for_pure_samples_of_remote_bytes(prefixes: li
     for kind in (OneByOne, Assembled):
         # What they do in threads, and out of turn, is theirs to know.
         assert not looks_ahead(build(prefixes, kind))
-        assert reads_remotely(build(prefixes, kind))
+        assert remote_places(build(prefixes, kind))
         assert not is_pure(build(prefixes, kind))
 
 
@@ -170,7 +170,7 @@ def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tm
     for directory in ("memory://ahead-baked", str(tmp_path / "baked")):
         bake(order, directory, plan_bake(order, range(20)))
     baked = binidx.BakedDataset("memory://ahead-baked", dataset.config)
-    assert reads_remotely(baked)
+    assert remote_places(baked)
     assert is_pure(baked)
     before = stats.usage()
     batches = served(baked, 0, 4)
@@ -182,7 +182,7 @@ def test_a_baked_run_in_a_store_is_read_ahead_by_default(prefixes: list[str], tm
     next(batches)
     wait_for(lambda: stats.usage_since(before)["samples_ahead"] > 0)
     del batches
-    assert not reads_remotely(binidx.BakedDataset(str(tmp_path / "baked"), dataset.config))
+    assert not remote_places(binidx.BakedDataset(str(tmp_path / "baked"), dataset.config))
     assert not is_pure(BackwardsBaked("memory://ahead-baked", dataset.config))
 
 

@@ -94,6 +94,21 @@ def test_the_first_batch_does_not_wait_for_others() -> None:
     assert taken == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_what_is_no_name_of_a_device_is_an_error_of_the_call() -> None:
+    for name in ("gpu", 1.5):
+        with pytest.raises(ConfigError, match=f"device: found {name!r}, needs a name that torch.device takes"):
+            DeviceBatches([], name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_cuda_that_is_not_there_is_an_error_of_the_call(tmp_path: Path) -> None:
+    message = "device: found 'cuda', (this torch is built without CUDA|torch sees no GPU); leave device out"
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, []).loader(batch_size=2, device="cuda")
+    with pytest.raises(ConfigError, match=message):
+        DeviceBatches([], "cuda")
+
+
 def test_a_reader_needs_batches() -> None:
     with pytest.raises(ConfigError, match="batches: found None on the rank that reads"):
         DeviceBatches(None, "cpu")
@@ -119,3 +134,14 @@ def test_one_rank_reads_and_the_others_receive(flags: list[str], most: int, rank
     assert first["batches"] == [
         {name: value.tolist() for name, value in batch.items()} for batch in islice(needed, most)
     ]
+
+
+def test_an_error_of_the_rank_that_reads_ends_the_others(ranks: ForkedRanks, tmp_path: Path) -> None:
+    how = {"prefix": write(tmp_path), "options": {"num_samples": 60}, "most": 99, "fails_at": 13}
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "STORE": f"{tmp_path}/store"} for rank in range(2)]
+    ended = ranks.run("helpers.device_ranks", how, variables)
+    assert [rank["status"] for rank in ended] == [0, 0], [rank["log"] for rank in ended]
+    assert ended[0]["out"] == "StorageError: s3://corpus/en: no sample 13\n"
+    assert ended[1]["out"].startswith(
+        "PeerError: batches: their reader, rank 0: StorageError('s3://corpus/en: no sample 13')"
+    )

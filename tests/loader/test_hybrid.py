@@ -39,6 +39,8 @@ def test_each_step_is_the_rule_from_every_position(drop_last: bool) -> None:
                 assert sampler.batch(step) == batch
     with pytest.raises(IndexError, match="step 9: 31 samples fill"):
         sampler.batch(9)
+    with pytest.raises(TypeError, match="loader: found 'tokens', needs the number of a step"):
+        sampler.batch("tokens")  # type: ignore[arg-type]
 
 
 def test_a_loader_gives_the_samples_of_a_step_apart_and_goes_on_after_it(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_state_of_gpt_samples_has_no_release_as_none_changes_them() -> None:
     config = binidx.GPTDatasetConfig(1, 8, blend=([TOKENS], None), split="1,0,0", tokenizer=Speaker(), **GPT)
     train = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [40, 0, 0], lambda: True, config).build()[0]
     state = binidx.build_pretraining_data_loader(train, 0, 4, 0, 1).state_dict()
-    assert [*state] == ["consumed_samples", "fingerprint", "total_samples"]
+    assert [*state] == ["consumed_samples", "fingerprint", "total_samples", "library", "facts"]
 
 
 HYBRID = {"hybrid_context_parallel": True, "data_parallel_size": 2}
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_a_release_of_equal_samples_and_else_the_rules_that_d
     state = {**loader_of(kind, megatron_samples=before, **options).state_dict(), "consumed_samples": 8}
     loader = loader_of(kind, megatron_samples=after, **options)
     if differing:
-        with pytest.raises(ConfigError, match=f"{after!r} here, .* in the state; rules that differ: {differing}\\), "):
+        with pytest.raises(ConfigError, match=f"{after!r} here, .* in the state; rules that differ: {differing}\\. "):
             loader.load_state_dict(state)
         return
     loader.load_state_dict(state)

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,12 +189,63 @@ def test_a_state_of_another_order_is_refused() -> None:
     cyclic = loader(Numbers(60), 0, kind="cyclic").state_dict()
     for other in (loader(Numbers(60), 0), loader(Numbers(60), 0, kind="cyclic", m=2), loader(Numbers(61), 0)):
         size = f"of {len(other.dataset)} samples"
-        with pytest.raises(ConfigError, match=f"resume: state is for fingerprint .* of 60 samples, .* {size}; check"):
+        with pytest.raises(
+            ConfigError, match=f"resume: state is for fingerprint .* of 60 samples, .* {size}; they differ in"
+        ):
             other.load_state_dict(cyclic)
         with pytest.raises(
             ConfigError, match=f"resume: state is for fingerprint [0-9a-f]*, this loader .* {size}; check"
         ):
             other.load_state_dict({name: cyclic[name] for name in ("consumed_samples", "fingerprint")})
+
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"random_seed": 2}, r"random_seed \(7 in the state, 2 here\)\."),
+    ({"sequence_length": 16}, r"sequence_length \(8 in the state, 16 here\)"),
+    ({"split": "3,1,0"}, "documents"),
+    ({"add_extra_token_to_sequence": False}, "add_extra_token_to_sequence"),
+    ({"blend": [0.5, 0.5]}, r"weights \(\[0.25, 0.75\] in the state, \[0.5, 0.5\] here\)"),
+    ({"cyclic": True}, r"dataloader_type \(single in the state, cyclic here\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), DIFFERENT)
+def test_a_refused_state_names_what_differs_old_and_new_and_not_what_is_equal(
+    changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    for name in "ab":
+        write_source(tmp_path / name, random.Random(name), False)
+
+    def made(*, cyclic: bool = False, blend: Sequence[float] = (0.25, 0.75), **options: Any) -> Any:
+        prefixes = [f"{tmp_path}/a", f"{tmp_path}/b"]
+        dataset = run_of("", blend=(prefixes, [*blend]), random_seed=options.pop("random_seed", 7), **options)
+        kind: DataloaderType = "cyclic" if cyclic else "single"
+        return binidx.build_pretraining_data_loader(dataset, 0, 4, dataloader_type=kind)
+
+    state = json.loads(json.dumps(made().state_dict()))
+    other = made(**changes)
+    with pytest.raises(ConfigError, match=f"they differ in .*{named}") as caught:
+        other.load_state_dict(state)
+    changed = {"weights" if name == "blend" else name for name in changes}
+    for name in {"random_seed", "sequence_length", "weights"} - changed:
+        assert f"{name} (" not in str(caught.value)
+    del state["facts"]  # a state of 0.1.0
+    with pytest.raises(ConfigError, match="check data, split, weights, seed and sequence length"):
+        other.load_state_dict(state)
+    made().load_state_dict(state)
+
+
+def test_the_facts_of_a_state_stay_small_however_many_sources_a_blend_has(tmp_path: Path) -> None:
+    prefixes = [f"{tmp_path}/{number}" for number in range(40)]
+    for number, prefix in enumerate(prefixes):
+        write_source(Path(prefix), random.Random(number), False)
+    weights = [1 + number / 7 for number in range(40)]
+    made = binidx.build_pretraining_data_loader(run_of("", blend=(prefixes, weights)), 0, 4)
+    assert made is not None
+    first, second = made.state_dict()["facts"], made.state_dict()["facts"]
+    assert len(json.dumps(first)) < 1_000
+    assert first == second is not first
+    assert all(second[name] is value for name, value in first.items())  # computed once
 
 
 def run_of(prefix: str, kind: Any = binidx.GPTDataset, **options: Any) -> Any:

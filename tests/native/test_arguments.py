@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,3 +110,24 @@ def test_bytes_of_a_token_are_those_of_its_dtype(dtype_code: int, item_bytes: in
         gpt_samples.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
     with pytest.raises(ValueError, match="bytes of a token"):
         fill(dtype_code=dtype_code, item_bytes=item_bytes)
+
+
+CYCLE = """
+import gc, sys
+import numpy as np
+from binidx.native.arguments import Mapped, borrow
+
+gc.disable()
+view = memoryview(bytearray(8))
+pointer = Mapped(view, disk=False) if sys.argv[1] == "mapped" else borrow(view)
+cycle = [view, pointer]
+cycle.append(cycle)
+del view, pointer, cycle
+assert gc.collect() > 0
+"""
+
+
+@pytest.mark.parametrize("kind", ["mapped", "borrowed"])
+def test_a_cycle_of_garbage_with_a_view_and_a_pointer_into_it_is_freed(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CYCLE, kind], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

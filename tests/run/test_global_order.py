@@ -86,7 +86,7 @@ def test_a_run_ends_with_its_last_whole_step() -> None:
     order = GlobalOrder(BatchSchedule(6, 1, 3), 16)
     assert (order.end, order.num_steps()) == (15, 2)
     assert len(order.readings(range(2)).step) == 12
-    with pytest.raises(IndexError, match="steps: found 0 to 3, the run has 2 steps"):
+    with pytest.raises(IndexError, match="steps: found 0:3, the run has 2 steps"):
         order.readings(range(3))
     assert len(order.readings(range(0)).step) == 0
     with pytest.raises(ConfigError, match="2 samples, one micro-batch a rank needs 3"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import random
+import shutil
 from collections import Counter
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +19,15 @@ import pytest
 from conftest import Bucket
 from helpers import trained_tokenizers
 from helpers.gpt_data import assert_same_sample
+from helpers.pages import python_blocks, read_page
 from helpers.traceable_runs import write_source
 from servers.http_objects import Server
 
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.run.global_order import BatchSchedule, GlobalOrder
+from binidx.storage.cache.maintenance import cached_contents
 from binidx.tools import main
 
 
@@ -65,7 +72,7 @@ def test_one_line_gives_the_samples_of_the_code_it_stands_for(form: str, options
         for number in range(len(long)):
             assert_same_sample(short[number], long[number])
         assert (short.read_tokens([0]) == long.read_tokens([0])).all()
-        assert repr(short) == repr(long)
+        assert repr(short) == f"LoadedDataset of {long!r}"
 
 
 def test_a_whole_epoch_of_a_weighted_blend_has_as_many_samples_as_its_tokens_fill(folder: Path) -> None:
@@ -117,6 +124,36 @@ def test_the_tokens_of_a_tokenizer_are_found_by_its_name(folder: Path) -> None:
     assert_same_sample(by_name[3], built_by(by_name)[3])
 
 
+@pytest.mark.parametrize(
+    ("made", "given", "warned"),
+    [
+        ("aab", None, "2: made by the tokenizer b.json (bbbbbbbbbbbb), {0} by a.json (aaaaaaaaaaaa): ids of two mean"),
+        (
+            "a",
+            "tokenizer.json",
+            "made by the tokenizer a.json (aaaaaaaaaaaa), the given EOD by {folder}/tokenizer.json",
+        ),
+        ("aa", 70_000, "1: made with the EOD 5, the given tokenizer has 70000"),
+        ("aa", 5, None),
+        ("aa", None, None),
+    ],
+)
+def test_a_tokenizer_that_did_not_make_the_tokens_is_warned_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, made: str, given: Any, warned: str | None
+) -> None:
+    prefixes = [f"{tmp_path}/{number}" for number in range(len(made))]
+    for prefix, name in zip(prefixes, made, strict=True):
+        [shutil.copy(f"{folder}/en{end}", prefix + end) for end in (".bin", ".idx")]
+        tokenizer = {"uri": f"{name}.json", "digest": name * 64, "eod": 5}
+        Path(f"{prefix}.manifest.json").write_text(json.dumps({"binidx_manifest": 1, "job": {"tokenizer": tokenizer}}))
+    trained_tokenizers.save("gpt2", folder)
+    if given is not None:
+        given = f"{folder}/{given}" if isinstance(given, str) else binidx.SpecialTokens(eod=given)
+    binidx.load_dataset(prefixes, 16, tokenizer=given)
+    assert bool(caplog.messages) == (warned is not None)
+    assert warned is None or warned.format(*prefixes, folder=folder) in "".join(caplog.messages)
+
+
 def test_an_eod_that_an_option_needs_is_that_of_the_manifests(folder: Path, tmp_path: Path) -> None:
     for name, eod in (("en", 5), ("code", 5), ("other", 6), ("none", None)):
         write_source(tmp_path / name, random.Random(name), False)
@@ -139,6 +176,29 @@ def test_an_eod_that_an_option_needs_is_that_of_the_manifests(folder: Path, tmp_
             binidx.load_dataset(bad, 16, eod_mask_loss=True)
     with pytest.raises(ConfigError, match="needs an EOD, SimpleNamespace has none"):
         binidx.load_dataset(blend, 16, eod_mask_loss=True, tokenizer=SimpleNamespace(eod=None, unique_identifiers={}))
+
+
+def cached(folder: Path) -> set[str]:
+    return {each.content.uri for each in cached_contents(str(folder)) if each.content}
+
+
+def test_directories_of_the_node_are_used_named_in_the_code_and_those_of_the_page(
+    folder: Path, s3: Bucket, tmp_path: Path
+) -> None:
+    prefix = f"{s3.fresh()}/en"
+    convert_dataset(f"{folder}/en", prefix)
+    (block,) = python_blocks(read_page("reference/where-things-are-kept"))
+    names: dict[str, Any] = {"prefix": prefix}
+    exec(block.replace("/nvme", str(tmp_path)).replace("sequence_length=64", "sequence_length=16"), names)
+    train = names["train"]
+    assert_same_sample(train[3], binidx.load_dataset(folder / "en", 16)[3])
+    assert {f"{prefix}.bin", f"{prefix}.idx"} <= cached(tmp_path / "cache")
+    assert len(built_by(train)) == len(train)
+    given = {"binidx": {"index_dir": "/nowhere"}}
+    binidx.load_dataset(prefix, 16, storage_options=given, index_dir=tmp_path / "index")
+    assert f"{prefix}.idx" in cached(tmp_path / "index")
+    with pytest.raises(ConfigError, match="cache_dir, index_dir: found both, need one"):
+        binidx.load_dataset(prefix, 16, cache_dir=tmp_path, index_dir=tmp_path)
 
 
 def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +236,9 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         ({"which": "valid"}, "split: '1,0,0' has no valid; give one such as split='99,1,0'"),
         ({"seq_length": 16}, "unknown option seq_length; did you mean sequence_length"),
         ({"seed": 1}, "unknown option seed; did you mean random_seed"),
+        ({"num_sample": 5}, "unknown option num_sample; did you mean num_samples"),
+        ({"cachedir": "x"}, "unknown option cachedir; did you mean cache_dir"),
+        ({"blend": "s3:/corpus/en"}, "^s3:/corpus/en: found :/ .*; did you mean s3://corpus/en"),
         ({"mmap": True}, "unknown option mmap; did you mean mmap_bin_files"),
         ({"batch_size": 8}, r"unknown option batch_size; give it to loader\(\)"),
         ({"num_samples": "5"}, "^num_samples: found '5', needs a whole number of at least 1"),
@@ -207,18 +270,26 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         dataset.loader(8, rank=0)
     with pytest.raises(ConfigError, match="num_workers: found '2', needs a whole number"):
         dataset.loader(8, num_workers="2")
+    for count in (-1, None):
+        with pytest.raises(ConfigError, match=f"num_workers: found {count}, needs a whole number of at least 0"):
+            dataset.loader(8, num_workers=count)
     with pytest.raises(ConfigError, match="eod: found 'x', needs a whole number"):
         binidx.SpecialTokens(eod="x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="global_batch_size: found 0, needs a whole number from 1"):
         dataset.as_run(global_batch_size=0)
     with pytest.raises(ConfigError, match=r"run: found 'run.json', needs a binidx.Run; binidx.Run.load opens its file"):
         binidx.RunOrder.open("run.json")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"run: found 'run.json', needs a binidx.Run; binidx.Run.load opens its file"):
+        binidx.RunOrder.of("run.json")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"job: found 'en.jsonl', needs a binidx.Job"):
         binidx.preprocess("en.jsonl")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"tokenizer: found 'x.json', needs binidx.describe_tokenizer of it"):
         binidx.Job(("a.jsonl",), "out", "x.json")  # type: ignore[arg-type]
     with pytest.raises(IndexError, match=r"sample 999999: out of range \(there are"):
         dataset.show(999_999)
+    with pytest.raises(IndexError, match=r"sample 999999: out of range \(there are") as caught:
+        dataset.read_tokens([999_999])
+    assert len(caught.traceback) < 3, "frames of the library are shown"
     for dtype in ("uint17", None):
         with pytest.raises(FormatError, match=f"dtype: found {dtype!r}, needed one of uint8"):
             binidx.IndexedDatasetBuilder(f"{folder}/x.bin", dtype=dtype)
@@ -227,19 +298,47 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
 def test_a_repr_tells_what_a_thing_is(folder: Path) -> None:
     prefixes = {f"{folder}/en": 0.75, f"{folder}/code": 0.25}
     one, two = binidx.load_dataset(f"{folder}/en", 16, num_samples=1_000), binidx.load_dataset(prefixes, 16)
-    assert repr(one) == f"GPTDataset({folder}/en, train, {len(one):,} samples x 16)"
+    assert repr(one) == f"LoadedDataset of GPTDataset({folder}/en, train, {len(one):,} samples x 16)"
     shares = f"{folder}/en 75.0%, {folder}/code 25.0%"
-    assert repr(two) == f"BlendedDataset({shares}, train, {len(two):,} samples x 16)"
+    assert repr(two) == f"LoadedDataset of BlendedDataset({shares}, train, {len(two):,} samples x 16)"
     many = binidx.megatron.BlendedDataset([one.wrapped] * 5, [1.0] * 5, 40, one.config)
     assert repr(many).startswith(f"BlendedDataset({', '.join([f'{folder}/en 20.0%'] * 3)}, 2 more, train, 40 samples x")
     place = f"{len(two) // 4:,} batches of 4, rank 0 of 1, 0 samples consumed"
-    assert repr(two.loader(4)) == f"PretrainingLoader({two!r}, {place})"
+    assert repr(two.loader(4)) == f"PretrainingLoader({two.wrapped!r}, {place})"
     own = binidx.build_pretraining_data_loader([*range(40)], 8, 4)
     assert repr(own) == "PretrainingLoader(list, 10 batches of 4, rank 0 of 1, 8 samples consumed)"
     stored = binidx.IndexedDataset(f"{folder}/en")
     counts = f"{len(stored):,} sequences, {stored.index.num_tokens:,} tokens, int32"
     assert repr(stored) == f"IndexedDataset({folder}/en, {counts})"
     assert repr(stored.bin_reader) == f"LocalFile({folder}/en.bin, {stored.index.num_bytes:,} bytes)"
+
+
+def test_what_takes_a_dataset_takes_a_loaded_one(folder: Path) -> None:
+    dataset = binidx.load_dataset(f"{folder}/en", 16)
+    assert str(binidx.show_sample(dataset, 1)) == str(dataset.show(1)) == str(binidx.show_sample(dataset.wrapped, 1))
+    reading = GlobalOrder(BatchSchedule(1, 1, 1), len(dataset))
+    orders = [binidx.RunOrder.of_dataset(each, reading) for each in (dataset, dataset.wrapped)]
+    assert orders[0].fingerprint == orders[1].fingerprint
+    made = binidx.build_pretraining_data_loader(dataset, 0, 4)
+    assert made is not None
+    assert made.state_dict() == dataset.loader(4).state_dict()
+
+
+def test_interactive_shells_and_type_checkers_see_every_option_of_load_dataset_with_its_type_and_default() -> None:
+    shown, options = inspect.signature(binidx.load_dataset).parameters, fields(binidx.GPTDatasetConfig)
+    assert {field.name for field in options if field.init} | {"which", "num_samples", "cache_dir", "index_dir"} == {
+        *shown
+    }
+    named = ast.parse((Path(binidx.__file__).parent / "run/load_options.pyi").read_text()).body[-1]
+    assert isinstance(named, ast.ClassDef)
+    typed = [each for each in named.body if isinstance(each, ast.AnnAssign)]
+    own = inspect.getfullargspec(inspect.unwrap(binidx.load_dataset))
+    taken = {*own.args, *own.kwonlyargs}
+    assert {ast.unparse(each.target): ast.unparse(each.annotation).replace('"', "'") for each in typed} == {
+        field.name: field.type for field in options if field.init and field.name not in taken
+    }
+    for field in options:
+        assert not field.init or field.name in taken or shown[field.name].default == field.default
 
 
 def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: Path) -> None:
@@ -259,6 +358,12 @@ def test_the_file_of_a_loader_is_the_run_that_it_reads(folder: Path, tmp_path: P
     other = binidx.megatron.BlendedDataset(built.datasets, [0.5, 0.5], 40, built.config)
     with pytest.raises(ConfigError, match="has other weights, samples or prefixes than its config"):
         binidx.save_run(other, file)
+    for source, way in (
+        (dataset.as_run(), r"Run, .*; its save\(uri\) writes it"),
+        ("en", r"str, .*; give binidx.load_d"),
+    ):
+        with pytest.raises(ConfigError, match=f"source: found a {way}"):
+            binidx.save_run(source, "run.json")
     with pytest.raises(ConfigError, match=r"found \[.*\], a run reads the train split"):
         binidx.save_run([1, 2], file)
     own = type("OwnDataset", (binidx.GPTDataset,), {})

@@ -47,6 +47,10 @@ def test_a_slice_or_a_list_of_numbers_is_a_list_of_samples(run: binidx.Run) -> N
                 dataset[wrong]
         with pytest.raises(TypeError, match="truth values"):
             dataset[[True, False]]
+        with pytest.raises(TypeError, match=r"samples: found 1.5, needs a whole number"):
+            dataset[1.5]
+        with pytest.raises(TypeError, match=r"found 'tokens', needs a number; dataset\[0\]\['tokens'\] is that"):
+            dataset["tokens"]
 
 
 def test_a_subclass_keeps_its_own_getitem(run: binidx.Run) -> None:

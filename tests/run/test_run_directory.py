@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -165,3 +166,30 @@ def test_a_planned_run_is_read_from_any_directory(data: Path, elsewhere: Path, m
     run = binidx.Run.load(f"{data}/run.json")
     planned, train = binidx.PlannedDataset("plan", run.config), run.build()[0]
     assert planned[0]["tokens"].tolist() == train[0]["tokens"].tolist()  # type: ignore[index]
+
+
+def test_a_run_that_moved_with_its_data_is_built_without_the_plan_of_the_old_place(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(data, old)
+    monkeypatch.chdir(old)
+    make(path_to_cache="cache").save("run.json")
+    assert main(["prepare", "read-plan", "run.json"]) == 0
+    assert isinstance(binidx.Run.load("run.json").build()[0], binidx.PlannedDataset)
+    needed = [sample["tokens"].tolist() for sample in binidx.Run.load("run.json").build(planned=False)[0]]
+    old.rename(new)
+    file = new / "run.json"
+    file.write_text(file.read_text().replace(f'"{old}"', f'"{new}"'))
+    run = binidx.Run.load(str(file))
+    assert [sample["tokens"].tolist() for sample in run.build()[0]] == needed
+    assert f"prefixes (found {old}/en, the config has {new}/en)" in caplog.text
+    other = re.escape(f"is of another order: prefixes (found {old}/en, the config has {new}/en)")
+    with pytest.raises(
+        ConfigError, match=f"{other}: if it is the same data, mount or link it where it was and name that"
+    ):
+        binidx.Run(replace(run.config, read_plan=True), run.sizes, 2).build()
+    old.symlink_to(new)  # that way out
+    there = replace(run.config, blend=([f"{old}/en", f"{old}/./code"], BLEND[1]), read_plan=True)
+    plan = next(new.glob("cache/*-train-read-plan"))
+    assert [sample["tokens"].tolist() for sample in binidx.PlannedDataset(str(plan), there)] == needed

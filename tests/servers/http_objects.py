@@ -5,7 +5,7 @@
         server.behaviour = "short"       every GET from now on misbehaves
         server.etag = None               no ETag is sent from now on
         server.modified = None           nor a Last-Modified
-        server.targets["/a"] = url       requests for /a are redirected
+        server.targets["/a"] = url       requests for /a are redirected by a 307; {query} in the URL is theirs
     server.statuses["/a"] = 500      requests for /a get this status
     server.gates["/a"] = Gate()      requests for /a are answered once the gate is opened
 
@@ -50,8 +50,8 @@ class Gate:
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match,
-    `authorizations` their Authorization, `headers` all of their headers.
+    """The server; `requests` remembers (method, path, Range header) of all that came, `urls` their path with the query,
+    `conditions` their If-Match, `authorizations` their Authorization, `headers` all of their headers.
 
     `left` is released once for each endless answer whose client has gone.
     """
@@ -67,6 +67,7 @@ class Server(ThreadingHTTPServer):
         self.etag: Callable[[bytes], str] | None = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
         self.modified: Callable[[bytes], str] | None = date_of
         self.requests: list[tuple[str, str, str | None]] = []
+        self.urls: list[str] = []
         self.conditions: list[str | None] = []
         self.authorizations: list[str | None] = []
         self.headers: list[Mapping[str, str]] = []
@@ -95,15 +96,20 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer(with_body=True)
 
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer(with_body=True)
+
     def answer(self, *, with_body: bool) -> None:
         path, behaviour = urlsplit(self.path).path, self.server.behaviour
         condition = self.headers.get("If-Match")
         self.server.requests.append((self.command, path, self.headers.get("Range")))
+        self.server.urls.append(self.path)
         self.server.conditions.append(condition)
         self.server.authorizations.append(self.headers.get("Authorization"))
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         if path in self.server.targets:
-            self.send(302, b"", {"Location": self.server.targets[path]})
+            self.send(307, b"", {"Location": self.server.targets[path].replace("{query}", urlsplit(self.path).query)})
             return
         if gate := self.server.gates.get(path):
             gate.came.set()

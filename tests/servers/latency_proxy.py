@@ -83,18 +83,19 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def latency_proxy(target_endpoint: str, **weather: Any) -> Iterator[Proxy]:
+def latency_proxy(target_endpoint: str, *, host: str = "127.0.0.1", **weather: Any) -> Iterator[Proxy]:
     """Run a proxy before `target_endpoint` (http://host:port); it ends with the block, or when this process dies.
 
     Args:
+        host: address of this machine on which it listens.
         weather: fields of `Weather`.
     """
     today = Weather(**weather)
-    arguments = [sys.executable, "-m", "servers.relay", target_endpoint, json.dumps(dataclasses.asdict(today))]
+    arguments = [sys.executable, "-m", "servers.relay", target_endpoint, json.dumps(dataclasses.asdict(today)), host]
     tests = Path(__file__).parents[1]
     with subprocess.Popen(arguments, cwd=tests, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Proxy(f"http://127.0.0.1:{int(process.stdout.readline())}", today, process)
+            yield Proxy(f"http://{host}:{int(process.stdout.readline())}", today, process)
         finally:
             process.kill()

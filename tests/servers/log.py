@@ -32,6 +32,7 @@ class Logged:
     """One request; its client's connection, numbered from 1, and how often the range was asked for before.
 
     `status` and `ended` are None while nothing was answered, `fault` while nothing went wrong; times are seconds.
+    `bytes` are those of the answer, `sent` those of the request.
     """
 
     connection: int
@@ -44,3 +45,4 @@ class Logged:
     fault: str | None = None
     bytes: int = 0
     ended: float | None = None
+    sent: int = 0

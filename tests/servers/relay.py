@@ -1,4 +1,4 @@
-"""The proxy of `latency_proxy`, a process of its own: python -m servers.relay TARGET WEATHER, both as JSON.
+"""The proxy of `latency_proxy`, a process of its own: python -m servers.relay TARGET WEATHER HOST, the second as JSON.
 
 Requests go to the server over a few connections that all clients share; what comes back is held until it is due and
 changed as `faults` say. Standard input takes questions, one a line, until it ends, and so does the process.
@@ -148,6 +148,7 @@ class Exchange:
 
     async def run(self, head: bytes) -> bool:
         """Whether the connection may carry another."""
+        self.logged.sent = self.request.body_bytes or 0
         async with self.relay.server() as (server, to_server):
             answer, complete = await self.ask(head, server, to_server)
             versionless = self.relay.weather.versionless
@@ -277,9 +278,9 @@ def answered(relay: Relay, question: str, argument: Any) -> Any:
     return None
 
 
-async def serve(relay: Relay) -> None:
+async def serve(relay: Relay, host: str) -> None:
     """Run until standard input ends."""
-    server = await asyncio.start_server(relay.handle, "127.0.0.1", 0, limit=BLOCK, backlog=1024)
+    server = await asyncio.start_server(relay.handle, host, 0, limit=BLOCK, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     questions = asyncio.StreamReader(limit=BLOCK)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(questions), sys.stdin)
@@ -288,4 +289,4 @@ async def serve(relay: Relay) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Relay(sys.argv[1], Weather(**json.loads(sys.argv[2])))))
+    asyncio.run(serve(Relay(sys.argv[1], Weather(**json.loads(sys.argv[2]))), sys.argv[3]))

@@ -158,6 +158,9 @@ class CacheProcess(Process):
         self.is_counting = False
         self.scopes: dict[str, Signal] = {}
         self.current: Task | None = None
+        self.is_refused: dict[str, bool] = {}
+        """Of each task: whether other processes held chunks that it wanted to lock last."""
+        self.stopped_seconds = 0.0
         self.quota = CacheQuota(SimulatedQuotaFiles(self), world.limit)  # type: ignore[arg-type]
         self.opened: dict[int, OpenedObject] = {}
         self.filling: SimulatedFilling | None = None
@@ -177,9 +180,14 @@ class CacheProcess(Process):
         child.quota.after_fork()
         return child
 
+    @property
+    def task_name(self) -> str:
+        """Name of the running thread."""
+        return self.current.name if self.current else ""
+
     def scope(self) -> Signal:
         """Return the signal that cancels the running task."""
-        name = self.current.name if self.current else ""
+        name = self.task_name
         return max(
             ((key, signal) for key, signal in self.scopes.items() if name.startswith(key)), default=("", Signal())
         )[1]
@@ -213,6 +221,8 @@ class SimulatedQuotaFiles:
     def update(self, change: Change) -> Steps[tuple[Usage, float]]:
         is_ours = yield from self._lock("record", 2.0)
         try:
+            if self.world.world.now < self.world.breaks_until and self.world.world.random.random() < 0.5:
+                raise OSError(errno.EIO, "the record cannot be written")
             before, now = self.read()
             after = change(before, now)
             yield Sleep(1e-6)
@@ -244,7 +254,9 @@ class SimulatedQuotaFiles:
                 self.disk.slack = max(self.disk.slack, self.world.coming_of_others(process))
                 yield Sleep(0.001 * len(blocks) * self.disk.slowness)
                 usage = change(sum(block.num_bytes for block in blocks), 1e9 + self.world.world.now)
-                self.disk.record = usage
+                self.disk.record, self.sizes = usage, {block.path: block.num_bytes for block in blocks}
+                excess = usage.used - (self.world.limit or 0)
+                self.excess = excess + (self.world.limit or 0) // 16 if excess > 0 else 0
                 self.disk.slack = max(self.disk.slack, self.world.coming_of_others(process))
                 return blocks, usage
             finally:
@@ -273,6 +285,8 @@ class SimulatedQuotaFiles:
     def remove(self, path: str) -> Steps[bool]:
         if path in self.disk.files:
             self.world.check_removal(self.process, path)
+        if self.excess <= 0 and self.world.limit is not None:
+            self.world.violations.append(f"{path} is evicted, and enough is free")
         yield Sleep(0.002 * self.disk.slowness)
         file = self.disk.files.get(path)
         if file is not None:
@@ -281,6 +295,7 @@ class SimulatedQuotaFiles:
                 return False
             self.world.counts["removed"] += 1
             del self.disk.files[path]
+        self.excess -= self.sizes[path]
         return True
 
     def release(self) -> None:
@@ -294,6 +309,10 @@ class SimulatedQuotaFiles:
         self.process.writing, self.process.is_counting = set(), False
 
     counted: frozenset[str] | set[str] = frozenset()
+    sizes: Mapping[str, int]
+    """Bytes of the counted blocks."""
+    excess = 0
+    """Bytes that an eviction is still to remove."""
 
     def _lock(self, name: str, seconds: float) -> Steps[bool]:
         """Wait for a lock of one thread of one process, at most for some seconds."""
@@ -386,7 +405,9 @@ class SimulatedFiles:
         return Seal()
 
     def lock_chunks(self, chunks: Sequence[int]) -> list[tuple[int, int]]:
-        return runs_of([chunk for chunk in chunks if self.disk.try_lock((self.path, chunk), self.process)])
+        locked = [chunk for chunk in chunks if self.disk.try_lock((self.path, chunk), self.process)]
+        self.process.is_refused[self.process.task_name] = len(locked) < len(chunks)
+        return runs_of(locked)
 
     def unlock_chunks(self, runs: Sequence[tuple[int, int]]) -> None:
         for run in runs:
@@ -410,6 +431,8 @@ class SimulatedSource:
             raise ObjectChangedError("changed")
 
     def wait(self, flight: Flight[int, None], seconds: float) -> Steps[Mapping[int, None]]:
+        if not flight.keys and not self.process.is_refused[self.process.task_name]:
+            self.world.violations.append("a thread waits for chunks that nobody fetches")
         return wait_for(flight, seconds, self.process.scope())
 
     def cpu_seconds(self) -> float:
@@ -501,6 +524,7 @@ class OpenedObject:
     def fetch(self, ranges: Sequence[Range], about: Fetch | None, scope: Signal) -> Steps[list[memoryview]]:
         """Read from the store."""
         world = self.process.cache_world
+        world.counts["requests"] += len(ranges)
         try:
             for _ in range(3):
                 if scope.is_set:
@@ -659,14 +683,18 @@ class SimulatedFilling:
     def train(self, samples: Sequence[tuple[int, Sequence[Range]]], seconds: float) -> Steps[None]:
         """Read the samples of each step, and compute."""
         for number, ranges in samples:
-            with self.progress.trainer_waiting():
-                self.waits_since = self.process.world.now
-                yield from self.world.read(self.process, number, ranges)
-                self.waited += self.process.world.now - self.waits_since
-                self.waits_since = None
-            yield Sleep(seconds)
-            self.plan.step += 1
+            yield from self.train_step(number, ranges, seconds)
         self.stop()
+
+    def train_step(self, number: int, ranges: Sequence[Range], seconds: float) -> Steps[None]:
+        """Read a sample, and compute."""
+        with self.progress.trainer_waiting():
+            self.waits_since = self.process.world.now
+            yield from self.world.read(self.process, number, ranges)
+            self.waited += self.process.world.now - self.waits_since
+            self.waits_since = None
+        yield Sleep(seconds)
+        self.plan.step += 1
 
     # FillShell
 
@@ -739,7 +767,7 @@ class Fault:
     """Something that goes wrong at a time, for some seconds if it lasts.
 
     Args:
-        kind: kill, stop, fork, cancel, end, refuse, slow, full, change, lose.
+        kind: kill, stop, fork, cancel, end, refuse, slow, full, change, lose, broken.
         choice: which process or object.
     """
 
@@ -752,7 +780,7 @@ class Fault:
         return f"{self.kind} {self.choice} at {self.at:.1f} s for {self.seconds:.1f} s"
 
 
-KINDS = ("kill", "kill", "stop", "fork", "cancel", "end", "refuse", "slow", "full", "change", "lose")
+KINDS = ("kill", "kill", "stop", "fork", "cancel", "end", "refuse", "slow", "full", "change", "lose", "broken")
 
 
 class CacheWorld:
@@ -776,7 +804,7 @@ class CacheWorld:
         self.num_processes, self.fills_all = draw.randint(1, 4), draw.random() < 0.3
         self.has_filling = draw.random() < 0.7
         self.steps = [self._sample() for _ in range(draw.randint(3, 25))]
-        self.refuses_until = self.slow_until = 0.0
+        self.refuses_until = self.slow_until = self.breaks_until = 0.0
         if faults is None:
             count = draw.choice([0, 1, 3, 8, 16])
             faults = [
@@ -789,6 +817,10 @@ class CacheWorld:
                 for _ in range(count)
             ]
         self.faults = tuple(faults)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the processes, and set the faults."""
         self.violations: list[str] = []
         self.fetches: list[Fetch] = []
         self.refused: list[StorageError] = []
@@ -804,6 +836,7 @@ class CacheWorld:
             "filled": 0,
             "removed": 0,
             "exact": 0,
+            "requests": 0,
         }
         self.world.invariants.append(self.check)
         for number in range(self.num_processes):
@@ -834,7 +867,9 @@ class CacheWorld:
         return process
 
     def _sizes(self) -> FillSizes:
-        return FillSizes(EXTENT, choose_seconds=1.0, most_choose_seconds=8.0, in_flight=4)
+        if self.world.random.random() < 0.3:
+            return FillSizes(EXTENT, choose_seconds=1.5, most_choose_seconds=8.0)
+        return FillSizes(EXTENT, choose_seconds=1.5, most_choose_seconds=8.0, in_flight=4)
 
     def _uses(self) -> ExtentUses:
         """Count what the steps read of each extent."""
@@ -882,8 +917,8 @@ class CacheWorld:
         except StorageError as error:
             self.note(error)
             self.counts["errors"] += 1
-        stopped = sum(fault.seconds for fault in self.faults if fault.kind in ("stop", "slow"))
-        if self.world.now - began > 100.0 + stopped:
+        slowed = sum(fault.seconds for fault in self.faults if fault.kind == "slow")
+        if self.world.now - began > 100.0 + slowed + process.stopped_seconds:
             self.violations.append(f"a read took {self.world.now - began:.0f} s")
 
     # The store
@@ -923,7 +958,7 @@ class CacheWorld:
     @property
     def is_exact(self) -> bool:
         """Whether no update of the record can be lost."""
-        return self.disk.has_locks and not any(fault.kind in ("stop", "lose") for fault in self.faults)
+        return self.disk.has_locks and not any(fault.kind in ("stop", "lose", "broken") for fault in self.faults)
 
     def coming_of_others(self, process: CacheProcess) -> int:
         return sum(other.quota.coming for other in self.processes if other.is_alive and other is not process)
@@ -979,7 +1014,7 @@ class CacheWorld:
             assert over <= 0, f"{over} bytes more than the limit"
         for process in self.processes:
             if process.is_alive and process.filling is not None:
-                assert len(process.filling.plan.in_flight) <= process.filling.plan.sizes.in_flight
+                assert len(process.filling.plan.in_flight) <= min(16, process.filling.plan.sizes.in_flight)
 
     def run(self) -> CacheWorld:
         """Run to the end, and check what holds then."""
@@ -1046,7 +1081,8 @@ class CacheWorld:
                 process.kill()
                 self.world.later(fault.seconds, "world", "restart", self.start, f"{process.name} again")
             case "stop" if process:
-                process.stop(fault.seconds)
+                process.stop(4 * fault.seconds)
+                process.stopped_seconds += 4 * fault.seconds
             case "fork" if process:
                 child = process.forked(f"child {len(self.processes)}")
                 self.processes.append(child)
@@ -1062,6 +1098,8 @@ class CacheWorld:
             case "slow":
                 self.disk.slowness = 100.0
                 self.world.later(fault.seconds, "world", "fast again", self._set_disk, 1.0, False)
+            case "broken":
+                self.breaks_until = now + fault.seconds
             case "full":
                 self.disk.is_full = True
                 self.world.later(fault.seconds, "world", "room again", self._set_disk, 1.0, False)

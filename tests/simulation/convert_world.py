@@ -1,8 +1,9 @@
 """Worlds of converts to one target: calls that replace each other, are killed, and are given again.
 
-A call copies as `convert_dataset` does without workers: it claims the target, writes pieces and records, publishes
-`.bin` and `.idx`, and cleans up; before each of these it checks that it is still the owner. It removes an `.idx`
-only to replace another dataset. Claim, check and removal are the shells of `convert_owner`; the rest is of this module.
+A call copies as `convert_dataset` does without workers, in pieces: it claims the target, writes pieces and records,
+joins them as `.bin`, publishes `.idx`, and cleans up; before each of these it checks that it is still the owner. It
+removes an `.idx` only to replace another dataset. Claim, check and removal are the shells of `convert_owner`; the rest
+is of this module, and sends the same requests for the files of the work: `simulation.real.convert` compares them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class Source:
         return [SimulatedPart(f"{self.name}-{n}", f"{self.name} {n};".encode(), 1.0) for n in range(self.num_parts)]
 
     @property
+    def index_part(self) -> SimulatedPart:
+        """Return the part of the `.idx`, a slice of an upload: it has a record, and no object of its own."""
+        return SimulatedPart(f"{self.name}-idx", b"", 1.0)
+
+    @property
+    def all_parts(self) -> list[SimulatedPart]:
+        return [*self.parts, self.index_part]
+
+    @property
     def folder(self) -> Folder:
         return Folder(TARGET + "-parts", {"job": "convert", "source": self.name, "form": "slices"})
 
@@ -63,14 +73,17 @@ class Source:
         """Copy the dataset, as far as it is not there."""
         owner, folder, parts = ConvertOwner(TARGET), self.folder, self.parts
         objects = [folder.object(part) for part in parts]
+        yield from folder.is_claimed_steps()  # which decides the form of the parts
         if (yield from self.is_complete()):
-            yield from owner.clean_up_steps(folder, parts, objects)
+            yield from owner.clean_up_steps(folder, self.all_parts, objects)
             return "complete"
         yield from owner.claim_steps(folder, by_workers=False, check_free=self.check_free, say=len)
         try:
+            known = yield from folder.read_all_steps(parts)
             for part in parts:
-                if (yield from folder.read_steps(part)) is None:
+                if part.name not in known:
                     yield from WriteObject(folder.object(part), part.content)
+                    yield from ReadObject(folder.object(part))  # its identity, for the record
                     yield from owner.check_steps()
                     yield from folder.write_steps(part, {})
             pieces = yield from AtOnce([ReadObject(piece) for piece in objects])
@@ -83,14 +96,18 @@ class Source:
                 yield from DeleteObject(TARGET + ".idx")
             elif (yield from ReadObject(TARGET + ".idx")) is not None:
                 raise errors.ObjectExistsError(f"{TARGET}: taken")
-            yield from owner.save_steps("bin", "", published=True)
             yield from WriteObject(TARGET + ".bin", b"".join(filter(None, pieces)))
+            yield from owner.save_steps("idx", "upload")
+            if (yield from folder.read_steps(self.index_part)) is None:
+                yield from owner.check_steps()
+                yield from folder.write_steps(self.index_part, {})
             yield from owner.check_steps()
+            yield from owner.save_steps("idx", "upload", published=True)
             yield from WriteObject(TARGET + ".idx", self.index)
         except errors.BinidxError:  # of pieces that a later owner has removed
             yield from owner.check_steps()
             raise
-        yield from owner.clean_up_steps(folder, parts, objects)
+        yield from owner.clean_up_steps(folder, self.all_parts, objects)
         return "copied"
 
 

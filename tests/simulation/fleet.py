@@ -45,13 +45,14 @@ class Rates:
         busy_share: changes that find another process at work.
 
     Attributes:
+        wall: wall time at time 0 of the world.
         waited: seconds in which processes waited for a rate.
         lines: seconds at which a process logged that it is throttled.
     """
 
     def __init__(self, world: World, busy_share: float = 0.0) -> None:
         self.world, self.busy_share, self.by_partition = world, busy_share, dict[str, RequestRate]()
-        self.waited, self.lines = 0.0, list[float]()
+        self.wall, self.waited, self.lines = 0.0, 0.0, list[float]()
 
     def change(
         self, partition: str, new: Callable[[], RequestRate], change: Callable[[RequestRate, float, float], Result]
@@ -61,7 +62,13 @@ class Rates:
         if (rate := self.by_partition.get(partition)) is None:
             rate = self.by_partition[partition] = new()
             rate.updated = self.world.now
-        return change(rate, self.world.now, self.world.now)
+        limit, issued, line = rate.limit, rate.issued, len(change.__self__._line)  # type: ignore[attr-defined]
+        result = change(rate, self.world.now, self.wall + self.world.now)
+        assert rate.issued - issued <= line, "a process takes more tickets than it has requests"
+        if rate.is_limited and limit < math.inf:
+            burst = max(1.0, 0.05 * max(limit, rate.limit))
+            assert rate.clock - rate.issued <= burst + 1e-6, f"{rate.clock - rate.issued} tickets are due at once"
+        return result
 
     def note_waiting(self, now: float, seconds: float, rate: RequestRate) -> None:
         self.waited += seconds
@@ -182,6 +189,7 @@ class Fleet:
         starts: when each process begins; all within 50 ms if there are none.
         is_known: whether the processes know their number, and that of the nodes.
         num_folders: folders of which each process reads, one after the other.
+        ceiling: requests a second of all nodes, and the seconds in which they double, where `is_known`.
     """
 
     def __init__(
@@ -196,10 +204,11 @@ class Fleet:
         starts: Sequence[float] = (),
         is_known: bool = False,
         num_folders: int = 1,
+        ceiling: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
         self.world, self.store, self.demand, self.steps = world, store, demand, steps
         size = num_nodes * num_processes, num_nodes
-        self.first = FirstLimits.of_fleet(*size) if is_known and num_nodes > 1 else FirstLimits()
+        self.first = FirstLimits.of_fleet(*size, *ceiling) if is_known and num_nodes > 1 else FirstLimits()
         self.nodes = [Node(f"node {number}", Rates(world)) for number in range(num_nodes)]
         folders = [*map(str, range(num_folders))]
         self.processes = [

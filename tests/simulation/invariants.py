@@ -35,5 +35,7 @@ def check_fleet(fleet: Fleet) -> None:
     for process, folder in touched:
         if (rate := process.node.rates.by_partition.get(folder)) is not None:
             check_rate(rate, fleet.world.now)
+        line = (process.bucket if folder == "*" else process.limiters[folder])._line
+        assert not line or line[0][2].limiter.holds(line[0][2]), "a read waits, and its limiter does not hold it"
         permits = sum(limiter.in_flight for limiter in process.limiters.values())
         assert permits == process.in_flight, f"{permits} permits of {process.in_flight} requests in flight"

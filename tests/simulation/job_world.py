@@ -12,10 +12,12 @@ the caller's: it stays broken). The shells are those of `binidx.jobs`; `make`, `
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulation.processes import Node, Objects, Process, Task
@@ -28,7 +30,17 @@ from binidx.jobs.progress import SilentWatcher
 from binidx.jobs.stages import JobStage, finish_once_steps, run_stages_steps
 from binidx.jobs.task_queue import ATTEMPTS, JobEngine, TaskFailure
 from binidx.storage import effects
-from binidx.storage.effects import AtOnce, DeleteObject, Effect, PutIfAbsent, ReadObject, Sleep, Steps, WriteObject
+from binidx.storage.effects import (
+    AtOnce,
+    DeleteObject,
+    Effect,
+    PutIfAbsent,
+    ReadObject,
+    Sleep,
+    Steps,
+    WaitForFutures,
+    WriteObject,
+)
 from binidx.storage.location import Location
 
 FAULTS_SECONDS = 400.0
@@ -100,11 +112,13 @@ class SimulatedJob:
 
     def __init__(self, name: str, parts: list[SimulatedPart], num_joined: int, world: JobWorld) -> None:
         self.name, self.first, self.num_joined, self.world = name, parts, num_joined, world
-        self.folder = Folder(OUTPUT + "-parts", {"job": name}, replaceable=world.is_replaceable)
+        options = {"replaceable": True} if world.is_replaceable else {}
+        self.folder = Folder(OUTPUT + "-parts", {"job": name}, **options)
         self.manifest = f"manifest of {name}".encode()
 
-    def second(self, _: object = None) -> list[SimulatedPart]:
+    def second(self, results: dict[str, Any] | None = None) -> list[SimulatedPart]:
         """Return the parts of the second stage, each of which reads all of the first."""
+        assert results is None or {*results} == {part.name for part in self.first}, "planned before its turn"
         digest = hashlib.blake2b(b"".join(part.content for part in self.first), digest_size=8).hexdigest()
         reads = tuple(map(self.folder.object, self.first))
         numbers = range(self.num_joined)
@@ -157,6 +171,8 @@ class SimulatedJob:
         found = yield from AtOnce([ReadObject(self.folder.object(part)) for part in self.last])
         if None in found:
             raise errors.ObjectNotFoundError(f"{OUTPUT}: a part is gone")
+        if self.world.objects.is_faulty and self.world.now < FAULTS_SECONDS and self.world.num_events % 3 == 0:
+            raise errors.ObjectChangedError(f"{OUTPUT}: a worker has written a part again, the same bytes")
         yield from WriteObject(OUTPUT + ".bin", b"".join(filter(None, found)), durable=True)
         yield from WriteObject(OUTPUT + ".manifest", self.manifest, durable=True)
 
@@ -171,7 +187,12 @@ class SimulatedJob:
         """Do the job, or this call's share of it, as far as it is not done."""
         if (yield from self.remove_parts_of_finished()):
             return "finished"
-        yield from self.folder.claim_steps(overwrite=overwrite, parts=self.parts, check_free=self.check_free)
+        try:
+            yield from self.folder.claim_steps(overwrite=overwrite, parts=self.parts, check_free=self.check_free)
+        except errors.ObjectExistsError:  # maybe another call of this job has finished it since
+            if (yield from self.remove_parts_of_finished()):
+                return "finished"
+            raise
         stages = [JobStage("first", self.make, lambda _: self.first)]
         stages += [JobStage("second", self.make, self.second)] if self.num_joined else []
         results, missing = yield from run_stages_steps(stages, self.folder, workers, SilentWatcher())
@@ -191,6 +212,8 @@ class Call:
         own: failures of each part that nothing else has caused.
         losses: pools that were lost while a task ran.
         windows: most running tasks after each count of workers; the last one may be on its way to the driver.
+        submitted: names of the parts that this pool has got.
+        spared: tasks that the window had room for when the driver last waited for some; 0 after a pool was lost.
     """
 
     driver: Process
@@ -199,7 +222,15 @@ class Call:
     own: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     windows: list[int] = field(default_factory=list)
+    submitted: set[str] = field(default_factory=set)
+    spared: int = 0
+    num_refused: int = 0
     has_ended: bool = False
+
+    def waits(self, effect: Effect[Any], task: Task) -> None:
+        """Note how much of the window is used while the driver waits for tasks."""
+        if isinstance(effect, WaitForFutures) and self.pool is not None and self.pool.futures & {*effect.futures}:
+            self.spared = 0 if self.losses or self.num_refused else min(self.windows[-2:]) - len(effect.futures)
 
 
 class Pool:
@@ -211,6 +242,7 @@ class Pool:
         self.queue = deque[tuple[Any, SimulatedPart, Future[Any]]]()
         self.busy = dict[Process, tuple[SimulatedPart, Future[Any]]]()
         self.idle = deque[Process]()
+        self.futures = set[Future[Any]]()
         for _ in range(size):
             self._hire()
 
@@ -220,10 +252,17 @@ class Pool:
 
     def submit(self, function: Any, registrations: Any, work: Any, part: SimulatedPart) -> Future[Any]:
         if self.is_broken:
+            self.call.num_refused += 1
             raise BrokenExecutor("broken")
         outstanding = len(self.busy) + len(self.queue)
         assert outstanding < max(self.call.windows[-2:]), f"{outstanding} tasks are submitted and not done"
+        if part.name not in self.call.submitted:
+            assert self.call.spared <= 0, f"{part} waits, and {self.call.spared} more tasks could run"
+        self.call.submitted.add(part.name)
         future = Future[Any]()
+        self.futures.add(future)
+        work = replace(work, folder=copy.copy(work.folder))  # as pickle does
+        assert not work.folder.identity, "workers get the identity of the job"
         self.queue.append((work, part, future))
         self._assign()
         return future
@@ -384,6 +423,7 @@ class Command:
         task = call.driver.start(self.job.call(workers, self.overwrite), "call")
         task.ended.waiting.append(lambda: self.ended(call, task))
         call.driver.on_kill.append(lambda: self.killed(call))
+        call.driver.on_effect.append(call.waits)
         if world.now < FAULTS_SECONDS and world.random.random() < world.kill_share:
             if world.random.random() < 0.5:
                 self.kill_at = world.num_requests + world.random.randrange(1, 60)
@@ -402,6 +442,7 @@ class Command:
         """Return a pool; that of the caller stays the same."""
         if self.world.is_unreachable:
             raise errors.UnreachableError("the scheduler is gone")
+        call.spared = 0
         if self.kind != "own" or call.pool is None:
             call.pool = Pool(self.world, call, self.kind, self.world.pool_size)
         return call.pool
@@ -427,6 +468,7 @@ class Command:
         if isinstance(error, errors.UnreachableError):
             assert world.outages, f"{error!r}, and the scheduler was always there"
         if self.kind == "own" and call.pool is not None:
+            assert all(future.cancelled() for *_, future in call.pool.queue), "the caller's executor goes on with tasks"
             call.pool.shutdown(cancel_futures=True)
         fates = {fate for part in self.job.parts for fate in part.fate}
         is_bad = any(len(part.fate) >= ATTEMPTS or "permanent" in part.fate for part in self.job.parts)
@@ -467,6 +509,7 @@ class JobWorld(World):
     Attributes:
         fates: name of a part -> what its next attempts end in.
         outages: (begin, end) in which the scheduler of clusters is gone.
+        common: parts of both jobs.
     """
 
     def __init__(self, seed: int) -> None:
@@ -487,6 +530,7 @@ class JobWorld(World):
         self.recorded, self.processes = dict[Process, bool](), list[Process]()
         self.kind = draw.choice(["local", "cluster", "own"])
         self.jobs = [self._draw_job("a")]
+        self.common: list[SimulatedPart] = []
         self.scene = draw.choice(["alone", "alone", "shards", "twice", "another", "overwrite"])
         self.commands = self._draw_commands()
         for _ in range(draw.choice([0, 1, 5, 20])):
@@ -557,6 +601,8 @@ class JobWorld(World):
     def check_delete(self, uri: str, part: SimulatedPart) -> None:
         """Check a delete of an object of a part: its record is the first one."""
         job = self.job_of[part.name]
+        if part in self.common:
+            assert f"{OUTPUT}.manifest" in self.objects.data, f"{part} is of both jobs, and is removed"
         if uri == job.folder.object(part).uri and not self._is_late(job):
             assert self.record_of(part) not in self.objects.data, f"{part} has a record, and no object any more"
         self._check_folder(part, "removed")
@@ -576,17 +622,16 @@ class JobWorld(World):
         begin = self.random.uniform(0, FAULTS_SECONDS)
         return begin, min(FAULTS_SECONDS, begin + self.random.choice([1.0, 20.0, 100.0]))
 
-    def _draw_job(self, name: str, common: int = 0) -> SimulatedJob:
+    def _draw_job(self, name: str, common: Sequence[SimulatedPart] = ()) -> SimulatedJob:
         draw = self.random
-        parts = list[SimulatedPart]()
+        parts = [*common]
         fate = draw.choice([(), (), (), ("kill",) * ATTEMPTS, ("transient",) * ATTEMPTS, ("permanent",)])
         bad = draw.randrange(40) if fate else -1
-        for number in range(draw.randrange(1, 9)):
+        for number in range(len(parts), len(parts) + draw.randrange(1, 9)):
             passing = draw.choice([(), (), (), ("transient",), ("transient",) * 3, ("kill",), ("kill", "transient")])
-            owner = "common" if number < common else name
-            content = f"{owner} {number};".encode()
+            content = f"{name} {number};".encode()
             own = fate if number == bad else passing
-            parts.append(SimulatedPart(f"{owner}-1-{number}", content, draw.choice([0.1, 1.0, 10.0]), own))
+            parts.append(SimulatedPart(f"{name}-1-{number}", content, draw.choice([0.1, 1.0, 10.0]), own))
         job = SimulatedJob(name, parts, draw.choice([0, 0, 1, 3]), self)
         for part in job.parts:
             self.fates[part.name] = deque(part.fate)
@@ -604,9 +649,12 @@ class JobWorld(World):
             return [Command(self, job, self.kind, begin)]
         if self.scene == "twice":
             return [Command(self, job, self.kind, begin), Command(self, job, self.kind, begin + draw.uniform(0, 20))]
-        self.jobs.append(other := self._draw_job("b"))
+        self.common = job.first[: draw.randrange(3)] if self.scene == "overwrite" else []
+        self.jobs.append(other := self._draw_job("b", self.common))
         if self.scene == "another":
-            self.is_replaceable = other.folder.replaceable = job.folder.replaceable = False
+            self.is_replaceable = False
+            for own in self.jobs:
+                own.folder = Folder(own.folder.location, own.folder.identity)
             return [Command(self, job, self.kind, begin), Command(self, other, self.kind, draw.uniform(0, 200))]
         end = draw.uniform(5, 100)
         later = end + 200.0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -352,15 +353,22 @@ def _discard(steps: Steps[Any]) -> None:
 
 def short(value: object) -> str:
     """Return at most 100 characters of a value for the trace, always the same: no address, no order of a set."""
-    if isinstance(value, effects.Effect):
-        fields = [short(getattr(value, name.name)) for name in dataclasses.fields(value)]  # type: ignore[arg-type]
-        text = f"{type(value).__name__}({', '.join(fields)})"
-    elif isinstance(value, Location):
-        text = value.uri
-    elif isinstance(value, tuple | list):
-        text = f"({', '.join(map(short, value))})"
-    elif callable(value):
-        text = getattr(value, "__name__", type(value).__name__)
+    kind = type(value)
+    if value is None or kind is int or kind is float or kind is bool:
+        return repr(value)
+    if kind is str or kind is bytes:
+        text = repr(value[:100])  # type: ignore[index]
+    elif isinstance(value, effects.Effect):
+        text = f"{kind.__name__}({', '.join([short(getattr(value, name)) for name in _field_names(kind)])})"
+    elif kind is Location:
+        text = value.uri  # type: ignore[attr-defined]
+    elif kind is tuple or kind is list:
+        text = f"({', '.join(map(short, value[:50]))})"  # type: ignore[index]
     else:
-        text = repr(value) if isinstance(value, str | bytes | int | float | None) else type(value).__name__
+        text = getattr(value, "__name__", kind.__name__) if callable(value) else kind.__name__
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+@functools.cache
+def _field_names(kind: Any) -> list[str]:
+    return [found.name for found in dataclasses.fields(kind)]

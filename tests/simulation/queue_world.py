@@ -18,6 +18,7 @@ class QueueWorld:
     Attributes:
         failures, due: of each task, as the model counts them.
         suspects: tasks that ran when the pool was lost, until they have run alone.
+        named: `seen` of the last notice that there is no worker.
         seen, asked: last sign of life of the workers, and begin of the last count; `is_asking`: it has no answer yet.
     """
 
@@ -27,9 +28,6 @@ class QueueWorld:
         self.engine = JobEngine(
             *(None, None),  # type: ignore[arg-type]
             central=self.draw.random() < 0.5,
-            poll_seconds=10.0,
-            no_worker_seconds=100.0,
-            lost_seconds=30.0,
             pause=lambda failures: PAUSE_SECONDS * failures,
         )
         count = self.draw.randrange(4)
@@ -37,6 +35,7 @@ class QueueWorld:
         self.failures, self.due = [0] * self.num_tasks, [-math.inf] * self.num_tasks
         self.suspects, self.done, self.new = set[int](), set[int](), set(range(self.num_tasks))
         self.num_refused, self.refused_share = 0, self.draw.choice([0.0, 0.05, 0.7])
+        self.named: float | None = None
         self.is_dead = self.draw.random() < 0.2
         self.queue = TaskQueue(range(self.num_tasks), self.engine, count, self.now)
         self.running = list[Attempt[int]]()
@@ -51,7 +50,7 @@ class QueueWorld:
         found = self.queue.error
         assert type(found) is (self.error or type(None)), f"{found!r}, needed {self.error}"
         assert found is not None or self.done == {*range(self.num_tasks)}
-        assert found is None or self.queue.take(self.now + 100.0) == []
+        assert found is None or self.queue.take(self.now + 1_000.0) == []
 
     def turn(self) -> None:
         """Take tasks, wait, let some of the running ones end, and count the workers."""
@@ -165,7 +164,7 @@ class QueueWorld:
             answer = UnreachableError("gone") if draw.random() < 0.01 else answer
             self.is_asking = False
         self.now += draw.choice([0.0, 1.0])
-        self.queue.look(progress, answer, self.now)
+        notice = self.queue.look(progress, answer, self.now)
         count = answer if isinstance(answer, int) else 0
         self.window = 2 * count or self.window
         self.seen = self.now if progress or count else self.seen
@@ -173,7 +172,13 @@ class QueueWorld:
         is_silent = self.is_asking and self.now - alive > 30.0
         if is_silent or (isinstance(answer, UnreachableError) and not progress):
             self.error = UnreachableError
-        elif self.now - self.seen > 100.0:
+        elif self.now - self.seen > 900.0:
             self.error = WorkerError
             assert all(str(attempt.task) in str(self.queue.error) for attempt in self.running[:4])
         assert self.queue.window == self.window
+        must_name = (
+            self.queue.error is None and answer == 0 and self.now - self.seen >= 10.0 and self.named != self.seen
+        )
+        self.named = self.seen if must_name else self.named
+        assert (notice is not None) == must_name
+        assert all(str(attempt.task) in (notice or str(attempt.task)) for attempt in self.running[:4])

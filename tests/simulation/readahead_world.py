@@ -261,6 +261,8 @@ class Trainer:
         if self.in_order >= 2 and not self.is_child:
             assert self.window.is_followed or self.threads.is_ended, f"{batch} follows, and is not read ahead"
         if self.group is None:
+            is_local = self.num_in_memory >= LOCAL_BATCHES
+            assert is_local or not self.window.is_followed, "not read ahead, after few batches from memory"
             self.read_alone()
         elif not self.group.is_read and not self.store.faults and self.place + self.size.batches < len(self.order):
             held = sum(group.num_batches for group in self.window.groups)

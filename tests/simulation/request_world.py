@@ -190,7 +190,7 @@ class Process:
         self.world, self.plan, self.name, self.rates = world, plan, name, rates
         self.times = StoreTimes(lambda text: self.warnings.append((world.now, text)))
         self.hedges = HedgeTimer()
-        self.schedule = RequestSchedule(plan.limit, self, self.times, world.random.uniform, self.hedges)
+        self.schedule = RequestSchedule(plan.limit, self, self.times, self.draw, self.hedges)
         self.limiters: dict[str, RateLimiter] = {}
         self.sent: dict[int, Request] = {}
         self.wakes_at, self.stopped_until = math.inf, 0.0
@@ -243,6 +243,11 @@ class Process:
         timer = Timer()
         self.later(seconds, "limiter", lambda: None if timer.is_cancelled else callback())
         return timer
+
+    def draw(self, low: float, high: float) -> float:
+        """Return a pause."""
+        assert 0.0 <= low <= high, f"a pause of {low} to {high} s"
+        return self.world.random.uniform(low, high)
 
     def submit(self, read: SimulatedRead) -> str:
         self.schedule.submit(read, self.limiter(read.location), self.world.now)

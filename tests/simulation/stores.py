@@ -72,7 +72,7 @@ class Store:
                 rate = fault.amount if fault.kind == "rate" else rate
                 rate = self.rate - fault.amount if fault.kind == "tenant" else rate
         if self.faults:
-            bucket.rate = self.rate if rate is None else rate
+            bucket.rate = min(self.rate, 1e9) if rate is None else rate
         granted = not is_out and bucket.grants(now) and not (share and draw.random() < share)
         self.refused += not granted
         return granted

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from simulation.cache_world import CacheWorld
+from simulation.cache_world import CacheWorld, Fault
 
 NUM_WORLDS = 50
 
@@ -24,6 +24,16 @@ def test_claims_hold_in_worlds_of_faults(first: int) -> None:
     counts = [CacheWorld(seed).run().counts for seed in range(first, first + 10)]
     assert sum(count["reads"] for count in counts) > 100
     assert sum(count["evicted"] for count in counts) > 0
+
+
+def test_a_process_that_is_stopped_while_it_fetches_is_waited_for_half_a_minute() -> None:
+    """For 200 s; the others read the exact bytes then."""
+    CacheWorld(11, [Fault(0.1 * number, "stop", 50.0, number) for number in (1, 2)]).run()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 8])
+def test_bytes_that_a_full_disk_has_taken_are_counted(seed: int) -> None:
+    CacheWorld(seed, [Fault(0.1 * number, "full", 1.0, 0) for number in (1, 2, 3)]).run()
 
 
 def test_one_seed_is_one_trace() -> None:

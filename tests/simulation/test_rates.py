@@ -12,6 +12,7 @@ from simulation.invariants import check_fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 
+from binidx.storage.requests.rate_limiter import FirstLimits
 from binidx.storage.requests.request_rate import RequestRate
 
 
@@ -46,6 +47,14 @@ def test_a_node_that_finds_refusals_indifferent_by_chance_learns_better_while_al
     assert wrong.limit < 20.0
 
 
+def test_a_simulated_store_without_a_rate_refuses_nothing_but_the_share_of_its_fault() -> None:
+    store, draw = Store(faults=(Fault(1.0, 2.0, "random", 0.5),)), random.Random(0)
+    granted = [store.grants("", number / 100, draw) for number in range(300)]
+    assert all(granted[:100])
+    assert 30 < sum(granted[100:200]) < 70
+    assert all(granted[200:])
+
+
 @pytest.mark.parametrize("is_known", [False, True], ids=["nodes do not know their number", "nodes know it"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_blip_of_a_second_costs_a_fleet_that_is_far_below_its_limit_little(share: float, is_known: bool) -> None:
@@ -64,8 +73,51 @@ def test_a_node_is_served_what_a_store_that_refuses_at_random_gives(share: float
     fleet = Fleet(world, Store(random_share=share), 1, demand=400.0)
     world.run(30.0)
     served = fleet.served
+    check_fleet(fleet)
     world.run(90.0)
+    check_fleet(fleet)
     assert fleet.served - served >= 0.85 * 400 * 60
+
+
+def test_nodes_of_a_store_with_a_ceiling_send_no_more_and_double_it_in_its_time() -> None:
+    world = World(6)
+    fleet = Fleet(world, Store(100_000.0, round_trip=1.0), 4, is_known=True, ceiling=(40.0, 60.0))
+    world.run(10.0)
+    sent = fleet.sent
+    world.run(20.0)
+    assert fleet.sent - sent <= 40 * 10 * 2 ** (20 / 60) * 1.1
+    world.run(130.0)
+    sent = fleet.sent
+    world.run(140.0)
+    assert 40 * 10 * 2 <= fleet.sent - sent <= 40 * 10 * 2 ** (140 / 60) * 1.1
+
+
+def test_a_limit_ages_from_its_first_refusal_on() -> None:
+    rate = RequestRate(limit=10.0)
+    rate.note(1.0, served=5)
+    assert rate.limited_at == math.inf
+    rate.note(2.0, refused=1)
+    rate.note(3.0, served=5)
+    assert rate.limited_at == 2.0
+
+
+def test_a_test_of_a_store_that_refuses_nearly_all_ends_when_it_is_sure() -> None:
+    rate = RequestRate(limit=10.0, test_from=0.0, known_served=10.0, known_refused=90.0, test_goodput=10.0)
+    rate.note(5.0, served=10, refused=90)
+    assert rate.test_from == math.inf
+
+
+def test_refusals_that_are_gone_while_all_nodes_send_less_depend_on_the_rate() -> None:
+    rate = RequestRate(limit=50.0, indifferent_until=1_000.0, indifferent_share=0.6)
+    rate.note(1.5, served=30, wall=1.5)
+    rate.note(3.0, served=1, wall=3.0)
+    assert rate.indifferent_until == -math.inf
+
+
+@pytest.mark.parametrize("num_nodes", [1, 40, 100_000])
+def test_the_first_rate_of_a_fleet_of_any_size_is_possible(num_nodes: int) -> None:
+    first = FirstLimits.of_fleet(8 * num_nodes, num_nodes, ceiling=3_500.0, doubling_seconds=1_200.0)
+    assert first.new_rate().is_possible()
 
 
 def test_a_node_that_waits_for_slower_ones_returns_with_its_limit() -> None:

@@ -210,6 +210,23 @@ def test_a_window_doubles_when_the_trainer_waits_for_a_group_that_was_begun_unde
         assert size.batches == 16
 
 
+def test_a_window_of_which_more_than_four_groups_are_in_flight_does_not_grow() -> None:
+    """Its groups are of one batch of 64 samples each, and four are read at a time."""
+    world = World(0)
+    start = build_sampler("single", range(64_000), 0, 64, 0, 1)
+    trainer = Trainer(world, "trainer", Store(world, 0.03), start, pace=Pace(0.0001), budget_bytes=10**6)
+    in_flight = list[int]()
+
+    def waits(is_waiting: bool, request: Any = trainer.size.request) -> None:
+        in_flight.append(sum(not group.is_read for group in trainer.window.groups))
+        assert not is_waiting or in_flight[-1] <= 4, "the window grows, and its groups wait for a thread"
+        request(is_waiting)
+
+    trainer.size.request = waits  # type: ignore[method-assign]
+    world.run(1.0)
+    assert max(in_flight) > 4
+
+
 @pytest.mark.parametrize("num_workers", [1, 3, 16])
 def test_foreign_batches_and_jumps_of_some_batches_cost_no_read_ahead(num_workers: int) -> None:
     for jump in (0, 1, 5):

@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
+
+LINES = 100_000
+"""Lines that a world keeps unformatted; few worlds have more, and few are asked for their digest."""
 
 
 class World:
@@ -31,7 +33,7 @@ class World:
         now: virtual time in seconds.
         random: its source of random choices.
         num_events: events so far; `num_events_in_all`: of all worlds of this process.
-        trace: the last lines: time, who, event, action.
+        trace: the last lines: time, who, event, action. A line is formatted when it is asked for, or leaves.
         invariants: functions that are called after each event, and raise if their claim does not hold.
     """
 
@@ -40,7 +42,7 @@ class World:
     def __init__(self, seed: int, num_kept: int = 200) -> None:
         self.seed, self.now, self.num_events = seed, 0.0, 0
         self.random = random.Random(seed)
-        self.trace: deque[str] = deque(maxlen=num_kept)
+        self._num_kept, self._lines = num_kept, list[tuple[float, str, str, str | None]]()
         self.invariants: list[Callable[[], None]] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._queue: list[tuple[float, int, str, str, Callable[..., Any], tuple[Any, ...]]] = []
@@ -48,7 +50,13 @@ class World:
 
     @property
     def digest(self) -> str:
-        return self._digest.hexdigest()
+        digest = self._digest.copy()
+        digest.update("".join(map(_line, self._lines)).encode())
+        return digest.hexdigest()
+
+    @property
+    def trace(self) -> list[str]:
+        return [*map(_line, self._lines[-self._num_kept :])]
 
     def later(self, seconds: float, who: str, event: str, function: Callable[..., Any], *arguments: Any) -> None:
         """Call a function after some seconds; what it returns is the action that the trace shows."""
@@ -61,7 +69,7 @@ class World:
         Raises:
             AssertionError: an invariant does not hold; its notes are the seed, and the last lines of the trace.
         """
-        queue, pop = self._queue, heapq.heappop
+        queue, pop, lines = self._queue, heapq.heappop, self._lines
         while queue and queue[0][0] < until:
             self.now, _, who, event, function, arguments = pop(queue)
             self.num_events += 1
@@ -73,7 +81,13 @@ class World:
             except AssertionError as error:
                 error.add_note("\n".join([f"seed {self.seed}", *self.trace, f"{self.now:.6f} {who}: {event}"]))
                 raise
-            line = f"{self.now:.6f} {who}: {event}" + (f" -> {action}" if action is not None else "")
-            self.trace.append(line)
-            self._digest.update(line.encode())
+            lines.append((self.now, who, event, None if action is None else str(action)))
+            if len(lines) >= LINES:
+                self._digest.update("".join(map(_line, lines[: -self._num_kept])).encode())
+                del lines[: -self._num_kept]
         self.now = max(self.now, until)
+
+
+def _line(parts: tuple[float, str, str, str | None]) -> str:
+    now, who, event, action = parts
+    return f"{now:.6f} {who}: {event}" + (f" -> {action}" if action is not None else "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
-from binidx.errors import ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.storage.location import ENDPOINT_VARIABLES, Location
 
 SECRET = {"key": "5ec4e7", "binidx": {"deadline_seconds": 7}}
@@ -35,6 +36,16 @@ def test_a_location_keeps_the_text_and_the_options_of_the_user(tmp_path: Path) -
 def test_a_location_has_a_path_if_it_is_on_this_machine(uri: str, path: str | None) -> None:
     assert Location(uri).local_path == path
     assert (Location(uri).place == "file://") is (path is not None)
+
+
+def test_a_uri_that_lacks_a_slash_or_the_colon_is_no_folder_of_this_machine() -> None:
+    en = "s3://corpus/en"
+    for uri, right in (("s3:/corpus/en", en), ("s3//corpus/en", en), ("gs:/me:5ec4e7@b/en", "gs://b/en")):
+        with pytest.raises(ConfigError, match=re.escape(f"needs ://; did you mean {right}?")) as caught:
+            Location.of(uri)
+        assert "5ec4e7" not in str(caught.value)
+    for path in ("./s3:/corpus/en", "/data/s3:/corpus/en", "C:/data/en", "file:/data/en", "s3/en", "data//en"):
+        assert Location.of(path).uri == path
 
 
 def test_what_no_file_can_be_named_is_an_error_when_the_path_is_used() -> None:

@@ -30,9 +30,10 @@ def test_requests_cover_each_byte_once_and_in_order(asked: list[Range], gap: int
 
 
 @given(lists_of_ranges, gaps, limits)
-def test_no_request_is_empty_or_over_the_limit(asked: list[Range], gap: int, limit: int) -> None:
+def test_no_request_is_empty_or_over_one_and_a_half_limits(asked: list[Range], gap: int, limit: int) -> None:
     for start, stop in coalesce(asked, max_gap=gap, max_request=limit):
-        assert 0 < stop - start <= limit
+        assert 0 < stop - start < 1.5 * limit
+        assert stop - start <= limit or stop in {end for _, end in asked}
 
 
 @given(lists_of_ranges, gaps, limits)
@@ -86,6 +87,13 @@ def test_a_range_inside_one_answer_is_a_view_of_it() -> None:
 
 def test_cut_ends_in_a_shorter_part() -> None:
     assert cut((5, 26), 10) == [(5, 15), (15, 25), (25, 26)]
+
+
+@pytest.mark.parametrize(("stop", "needed"), [(5, []), (7, [5]), (19, [5]), (20, [5, 15]), (34, [5, 15, 25])])
+def test_a_short_end_is_no_request_of_its_own(stop: int, needed: list[int]) -> None:
+    found = cut((5, stop), 10, 5)
+    assert [start for start, _ in found] == needed
+    assert bytes_of(found) == list(range(5, stop))
 
 
 @pytest.mark.parametrize("outside", [(0, 201), (200, 201), (201, 201), (-1, 5), (9, 8)])

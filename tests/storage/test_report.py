@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 import binidx
+from binidx.errors import ConfigError
 from binidx.storage import stats, usage_report
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.location import Location
@@ -38,6 +39,12 @@ def test_a_line_names_all_that_happened() -> None:
     )
 
 
+def test_a_loader_in_the_place_of_a_number_is_an_error_that_names_its_metrics() -> None:
+    loader: Any = ["a loader"]
+    with pytest.raises(ConfigError, match=r"run_tokens: found \['a loader'\], needs a number .*loader.metrics\(\)"):
+        usage_report.report(loader)
+
+
 def test_a_line_says_how_long_a_store_throttled_and_at_which_rates() -> None:
     throttled = {"throttled_seconds": 10.0, "throttled_allowed": 5200.0, "throttled_served": 4980.0}
     assert usage_report.report_line(used(**throttled)) == "throttled 10.0 s at 498 requests/s of 520 sent"
@@ -52,6 +59,10 @@ def test_a_line_says_how_long_a_store_throttled_and_at_which_rates() -> None:
     [
         ({}, "nothing was read"),
         ({"local__requests": 3, "local__bytes_asked": 999}, "999 bytes from local files"),
+        (
+            {"samples": 1, "tokens": 512, "seconds": 2.0, "dollars": 2.4e-6},
+            "512 tokens in 2.00 s, waited 0.00 s (0.0%); requests $2.4e-06 at list price",
+        ),
         ({"samples": 8, "seconds": 2.0}, "8 samples in 2.00 s, waited 0.00 s (0.0%)"),
         (
             {"remote__requests": 1, "remote__bytes_asked": 5, "remote__bytes_moved": 6},
@@ -87,7 +98,8 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
     cache.read([(0, 10)])
     cache.read([(5, 20)])
     found = stats.usage_since(before)
-    assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
+    counted = [name for name in stats.NAMES if not name.endswith("seconds")]
+    assert {name: count for name, count in found.items() if count and name in counted} == {
         "local requests": 1, "local bytes_asked": 100, "local bytes_moved": 100,
         "remote requests": 1, "remote bytes_asked": 65536, "remote bytes_moved": 65536,
         "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25, "caches added": 65536 - 25,

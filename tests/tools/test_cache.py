@@ -127,10 +127,10 @@ def test_what_finds_no_room_is_said(prefix: str, tmp_path: Path, capsys) -> None
         (["warm"], "needs URIs, or --run FILE"),
         (["warm", "{prefix}", "--run", "x"], "needs URIs, or --run FILE"),
         (["warm", "--run", "x"], "needs --steps N"),
-        (["warm", "{local}"], "lies on this machine, needs no cache"),
+        (["warm", "{local}"], "lies on this machine, needs no disk cache"),
         (["warm", "{prefix}-none"], "en-none.bin: no such object"),
-        (["list"], "no cache of binidx"),
-        (["prune"], "no cache of binidx"),
+        (["list"], "no disk cache of binidx"),
+        (["prune"], "no disk cache of binidx"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_2(
@@ -149,7 +149,7 @@ def test_without_a_directory_the_environment_names_it(prefix: str, tmp_path: Pat
     assert main(["cache", "warm", prefix]) == 2
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     assert main(["cache", "list"]) == 2
-    assert "no cache directory given: needs --dir or BINIDX_CACHE_DIR" in capsys.readouterr().err
+    assert "no directory of a disk cache given: needs --dir or BINIDX_CACHE_DIR" in capsys.readouterr().err
     monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path))
     call(capsys, "warm", f"{prefix}.idx")
     assert f"{prefix}.idx" in call(capsys, "list")

@@ -66,6 +66,13 @@ def test_an_old_name_names_the_new_one_and_works(name: str, capsys: pytest.Captu
     assert told.out.startswith(f"usage: binidx {new if new.startswith('prepare ') else RENAMED[name][0]} ")
 
 
+def test_no_page_and_no_help_names_an_old_command() -> None:
+    old = re.compile(rf"binidx (?:{'|'.join(RENAMED)})(?![-.\w])")
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("docs", "tools", "examples") for file in root.glob(f"{folder}/**/*.[mp][dy]")]
+    assert [(file.name, old.findall(text)) for file in files if old.search(text := file.read_text("utf-8"))] == []
+
+
 def test_the_version_is_said(capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"binidx {binidx.__version__}\n"
@@ -108,6 +115,10 @@ def test_an_unknown_command_gets_a_hint(capsys) -> None:
     assert "binidx: 'convrt' is not a command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
     assert main(["compress", "a"]) == 2
     assert "did you mean 'convert --compress'?" in capsys.readouterr().err
+    assert main(["tokenise", "a"]) == 2
+    assert "did you mean 'preprocess'?" in capsys.readouterr().err
+    assert main(["-v"]) == 2
+    assert "did you mean '--version'?" in capsys.readouterr().err
 
 
 def test_what_the_library_logs_is_a_line_of_the_command() -> None:
@@ -351,13 +362,14 @@ def test_options_of_stores_come_from_a_file_or_the_environment_too(tmp_path: Pat
         ('["5ec4e7"]', "found a JSON list, needed an object"),
         (f"@{tmp_path}/none", f"{tmp_path}/none: No such file or directory"),
     ):
-        monkeypatch.setenv("BINIDX_STORAGE_OPTIONS", text)
-        for arguments in ([], ["--storage-options", text]):
+        for arguments in (["--storage-options", text], []):
+            if not arguments:
+                monkeypatch.setenv("BINIDX_STORAGE_OPTIONS", text)
             with pytest.raises(SystemExit) as end:
                 parsed(*arguments)
             assert end.value.code == 2
             error = capsys.readouterr().err
-            assert f"x: argument --storage-options: {problem}" in error
+            assert f"x: argument --storage-options: {'' if arguments else 'BINIDX_STORAGE_OPTIONS: '}{problem}" in error
             assert "5ec4e7" not in error
 
 
@@ -366,6 +378,21 @@ def test_an_option_is_refused_as_it_was_typed(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit):
             main(call)
         assert "unrecognized arguments: --too; did you mean --to?" in capsys.readouterr().err
+    for call, word in ((["convert", "en", "s3://c/en"], "s3://c/en"), (["merge", "a", "b", "c"], "c")):
+        with pytest.raises(SystemExit):
+            main(call)
+        assert f"unrecognized arguments: {word}; did you mean --to {word}?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["verify", "a", "b", "--quick"])
+    assert "unrecognized arguments: b; needs one PREFIX at a time; binidx verify" in capsys.readouterr().err
+    for call in (["convert", "en", "--to", "s3://c"], ["preprocess", "en.jsonl", "--to", "s3://c"]):
+        with pytest.raises(SystemExit):
+            main(call)
+        assert "found s3://c, a bucket, needed a prefix in it such as s3://c/en" in capsys.readouterr().err
+    for call in (["convert", "en", "--to", ""], ["inspect", ""]):
+        with pytest.raises(SystemExit):
+            main(call)
+        assert "found an empty name, needed a path or a URI" in capsys.readouterr().err
     for flag, hint in (("--stepz", "; did you mean --steps?;"), ("--stop", ";"), ("--ranks", ";")):
         with pytest.raises(SystemExit):
             main(["account", "run.json", flag, "5"])

@@ -143,11 +143,24 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
     assert list(tmp_path.glob("out*")) == []
 
 
+def test_several_datasets_go_into_a_folder_each_by_its_name(s3: Bucket, tmp_path: Path, capsys) -> None:
+    sources = [build(tmp_path / name / name, 600) for name in ("en", "code")]
+    to = f"{s3.fresh()}/all/"
+    assert main(["convert", *sources, "--to", to]) == 0
+    assert [pair(f"{to}{name}") for name in ("en", "code")] == [*map(pair, sources)]
+    said = capsys.readouterr().out
+    assert f"{sources[0]} -> {to}en\n" in said
+    assert f"{sources[1]} -> {to}code\n" in said
+    assert main(["convert", *sources, "--to", to, "--json"]) == 0
+    assert [each["target"] for each in json.loads(capsys.readouterr().out)["datasets"]] == [f"{to}en", f"{to}code"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere", "--to", "out"], "nowhere.bin: no such file"),
-        (["en", "--to", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
+        (["en", "en", "--to", "out"], "--to: found out for 2 datasets, needs a folder, such as FOLDER/"),
+        (["en", "en", "--to", "out/"], "--to: found out/ for 2 datasets, needs datasets of different names"),
         (["en"], "the following arguments are required: --to"),
         (["en", "out"], "unrecognized arguments: out; did you mean --to out?"),
         (["en", "--to", "out", "--verify", "hope"], "invalid choice: 'hope'"),
@@ -182,12 +195,13 @@ def test_the_example_of_the_help_runs(s3: Bucket, tmp_path: Path, monkeypatch, c
         main(["convert", "--help"])
     example = capsys.readouterr().out.rstrip().splitlines()[-1].split()
     (tmp_path / "data").mkdir()
-    build(tmp_path / "data" / "en", 600)
+    for name in ("en", "code"):
+        build(tmp_path / "data" / name, 600)
     s3.server.make_bucket("bucket")
     monkeypatch.chdir(tmp_path)
     assert example[0] == "binidx"
     assert main(example[1:]) == 0
-    assert pair("s3://bucket/en") == pair("data/en")
+    assert [pair(f"s3://bucket/{name}") == pair(f"data/{name}") for name in ("en", "code")] == [True, True]
 
 
 def test_a_terminal_sees_a_bar_and_a_pipe_does_not(tmp_path: Path) -> None:

@@ -196,7 +196,9 @@ def test_the_end_fits_a_narrow_terminal_and_says_what_to_try(capsys):
 
 def test_a_wrong_call_is_said_at_once(tmp_path, capsys):
     (tmp_path / "file").touch()
-    for arguments, words in ((["--steps", "1"], "needs at least 4"), (["--directory", str(tmp_path)], "is not empty")):
+    below = ["--directory", f"{tmp_path}/file/x"]
+    empty = (["--directory", str(tmp_path)], "is not empty")
+    for arguments, words in ((["--steps", "1"], "needs at least 4"), empty, (below, "name another place")):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err
 

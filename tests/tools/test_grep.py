@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 import binidx
 from binidx import RunOrder
 from binidx.tools import main
+from binidx.tools._runs import write_text
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +185,7 @@ def test_a_list_goes_on_to_where_and_a_view(binidx_out: Any, monkeypatch: pytest
     prefixes = [EN, CODE]
     listed = binidx_out("grep", RABBIT, *prefixes, "--to", "drop.txt")
     assert Path("drop.txt").read_text() == listed
+    assert main(["grep", RABBIT, *prefixes, "--to", "drop.txt/list"]) == 2
 
     def piped(*arguments: str) -> str:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(listed.encode())))
@@ -246,3 +248,11 @@ def test_items_count_the_reads_of_a_source_by_any_of_its_prefixes(binidx_out: An
     assert named["rabbit"] == items["rabbit"]
     assert named["rabbit"]["samples_whole"] > 0
     assert main([*call, "en_text_other"]) == 2
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("")
+    (tmp_path / "stdout").symlink_to(tmp_path / "list")
+    write_text(f"{tmp_path}/stdout", "en\t1\n", None)
+    assert (tmp_path / "stdout").is_symlink()
+    assert (tmp_path / "list").read_text() == "en\t1\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tracemalloc
@@ -168,9 +169,15 @@ def test_a_terminal_without_unicode_and_a_closed_pipe_are_no_trouble() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+    closed = subprocess.run(["sh", "-c", f"{shlex.join(command)} >&-"], stderr=subprocess.PIPE)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "wb") as disk:
+            full = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE)
+        assert (full.returncode, full.stderr) == (1, b"binidx: stdout: No space left on device\n")
 
 
-def test_text_and_where_it_came_from(tmp_path: Path, capsys) -> None:
+def test_text_and_where_it_came_from(tmp_path: Path, capsys, caplog) -> None:
     from helpers.lineage_data import END, build_with_lineage, read_lineage
     from tokenizers import Tokenizer, models
 
@@ -186,8 +193,16 @@ def test_text_and_where_it_came_from(tmp_path: Path, capsys) -> None:
         assert each["text"].split() == [f"w{token}" for token in tokens]
         assert (each["origin"], each["whole"]) == (rows[each["document"]], True)
     Path(prefix + END).unlink()
-    said = inspect(capsys, prefix, "--text", "1", "--tokenizer", str(tmp_path))
+    made = {"uri": "other.json", "digest": "1" * 64}
+    Path(f"{prefix}.manifest.json").write_text(json.dumps({"binidx_manifest": 1, "job": {"tokenizer": made}}))
+    assert main(["inspect", prefix, "--text", "1", "--tokenizer", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    made_by = f"{prefix}: made by the tokenizer other.json (111111111111), the text by {tmp_path}"
+    assert [line for line in caplog.messages if line.startswith(made_by)]
     assert f"text\n  document {full[0]}\n    w" in said
+    for flag in ("--documents", "--tokens", "--text"):
+        assert main(["inspect", prefix, "--tokenizer", str(tmp_path), "--text", "1", flag, "-1"]) == 2
+        assert f"{flag}: found a negative number, needs 0 or more" in capsys.readouterr().err
     assert main(["inspect", prefix, "--text", "1"]) == 2
     assert "--text and --tokenizer go together" in capsys.readouterr().err
 

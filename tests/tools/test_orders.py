@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from binidx.format.arrow import pa, parquet
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.loader.losses import LossRecorder
 from binidx.packed.packed_files import PackedDatasetBuilder
+from binidx.run.provenance.exposures import Exposures
 from binidx.storage.location import Location
 from binidx.tools import main
+from binidx.tools._runs import exposure_rows
 
 WORDS = [f"w{number}" for number in range(500)]
 
@@ -214,7 +216,8 @@ def test_steps_that_the_run_does_not_have(
     source = binidx.Run.load(str(run_file)).config.blend[0][0]
     name, *rest = command
     assert main([name, str(run_file), "--steps", f":{stop}", *rest, *([source] if rest else [])]) == 2
-    assert f"--steps: found 0 to {stop}, the run has 15 steps, counted from 0" in capsys.readouterr().err
+    wrong = ", needs the first step before the last;" if stop == "-1" else ","
+    assert f"--steps: found 0:{stop}{wrong} the run has 15 steps, counted from 0" in capsys.readouterr().err
 
 
 def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -269,20 +272,33 @@ def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["trace", "{run}", "--steps", "15"], "--steps: found 15, the run has 15 steps, counted from 0"),
-        (["trace", "{run}", "--steps", "0", "--rank", "2"], "--rank: found 2, the run has 2"),
+        (["trace", "{run}", "--steps", "0", "--rank", "2"], "--rank: found 2, the run has ranks 0 to 1"),
         (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "document 60, it has 60"),
+        (["where", "{run}", "--document", "0", "--source", "en"], "--source: found en, did you mean {en}?"),
+        (["where", "{run}", "--document", "0", "--source", "{en}s"], "--source: found {en}s, did you mean {en}"),
+        (["where", "{run}", "--document", "0", "--source", "?"], "--source: found ?, needs one of {en}, "),
+        (["trace", "http://127.0.0.1:1/run.json", "--steps", "0"], "binidx trace: http://127.0.0.1:1/run.json: Client"),
+        (["trace", __file__, "--steps", "0"], "(char 2); needs the file of a run, which binidx.save_run writes"),
         (["order", "{run}"], "--to, --check-nesting: found none, need one"),
-        (["prepare", "bake", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
-        (["prepare", "bake", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to bake"),
+        (["prepare", "bake", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3:99, the run has 15 steps"),
+        (["prepare", "bake", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9:9, need one to bake"),
         (
             ["prepare", "read-plan", "{run}", "--to", "x", "--steps", "3:99"],
-            "--steps: found 3 to 99, the run has 15 steps",
+            "--steps: found 3:99, the run has 15 steps",
         ),
-        (["prepare", "read-plan", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9 to 9, need one to plan"),
-        (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3 to 99, the run has 15 steps"),
-        (["order", "{run}", "--to", "x", "--steps", "9:2"], "--steps: found 9 to 2, the run has 15 steps"),
+        (["prepare", "read-plan", "{run}", "--to", "x", "--steps", "9:9"], "--steps: found 9:9, need one to plan"),
+        (["order", "{run}", "--to", "x", "--steps", "3:99"], "--steps: found 3:99, the run has 15 steps"),
+        (
+            ["order", "{run}", "--to", "x", "--steps", "9:2"],
+            "--steps: found 9:2, needs the first step before the last; the run has 15 steps",
+        ),
+        (["order", "{run}", "--to", "x", "--steps-per-file", "0"], "--steps-per-file: found 0, needs at least 1"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
+        (["plan", "{run}", "--train-iters", "0"], "--train-iters, --train-samples: found 0, needs 1 or more"),
+        (["plan", "{run}", "--train-iters", "-1"], "--train-iters: found -1, needs 0 or more"),
+        (["plan", "{run}", "--nodes", "0"], "need numbers above 0"),
+        (["explore", "{run}", "--html", "{run}/a.html"], "run.json: is a file, needed a folder; name another place"),
         (["order", "{tokenizer}", "--to", "x"], "tokenizer.json: $: missing required field config"),
     ],
 )
@@ -291,7 +307,7 @@ def test_a_wrong_call_says_what_it_needs(
 ) -> None:
     names = {"run": run_file, "en": run_file.parent / "en", "tokenizer": run_file.parent / "tokenizer.json"}
     assert main([each.format(**names) for each in arguments]) == 2
-    assert message in capsys.readouterr().err
+    assert message.format(**names) in capsys.readouterr().err
 
 
 def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,6 +457,34 @@ def test_one_command_counts_the_reads_of_a_document(resumed: Path, capsys: pytes
     assert "in steps" in capsys.readouterr().out
 
 
+def test_rows_that_are_made_some_at_a_time_are_those_of_all_columns() -> None:
+    columns = [np.arange(5) + number for number in range(len(fields(Exposures)))]
+    found = {"en": Exposures(*columns), "code": Exposures(*columns[::-1])}
+    made = [*exposure_rows(found, 2)]
+    assert made == [*exposure_rows(found)]
+    assert [row["document"] for row in made] == [*columns[0], *columns[-1]]
+
+
+def test_counts_have_engines_and_no_shards(resumed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [str(resumed), "--source", str(resumed.parent / "code"), "--steps", ":12"]
+    asked += [word for number in range(50) for word in ("--document", str(number))]
+    for shown in (["--count"], ["--count", "--json"]):
+        assert main(["where", *asked, *shown]) == 0
+        expected = capsys.readouterr().out
+        assert main(["where", *asked, *shown, "--workers", "2"]) == 0
+        assert capsys.readouterr().out == expected
+    assert len(json.loads(expected)["documents"]) == 50
+    assert expected == json.dumps(json.loads(expected)) + "\n"
+    for command in (["where", *asked, "--count"], ["where", *asked], ["account", str(resumed)],
+                    ["account", str(resumed), "--repeats"], ["account", str(resumed), "--card"],
+                    ["account", str(resumed), "--figure", "epochs", "--to", "a.svg"]):  # fmt: skip
+        assert main([*command, "--shard", "0/2"]) == 2
+        assert "shard: a count needs the results of all parts; name an engine instead" in capsys.readouterr().err
+    for command, flag in ((["where", *asked], "count"), (["account", str(resumed)], "repeats")):
+        assert main([*command, "--engine", "local"]) == 2
+        assert f"only with --{flag}, which workers make" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def changed(resumed: Path) -> Path:
     """A third run that follows at step 9, over one of the two sources, from its first sample on."""
@@ -501,6 +545,8 @@ def test_spikes_of_a_history_are_those_of_the_steps_that_were_trained(
     assert {sample["source"] for sample in found["spikes"][0]["samples"]} == {f"{changed.parent}/code"}
     (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--steps", ":22")
     assert found["spikes"] == []
+    assert main(["spikes", str(changed), *given, "--window", "12", "--tokenizer", f"{tmp_path}/none.json"]) == 2
+    assert f"{tmp_path}/none.json: no such file" in capsys.readouterr().err
     (found,) = rows(capsys, "spikes", str(changed), *given, "--window", "12", "--threshold", "1e9")
     assert found["spikes"] == []
     assert main(["spikes", str(changed), *given[:2]]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -41,6 +42,21 @@ def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:
     assert len((tmp_path / "en.quarantine.jsonl").read_text().splitlines()) == 2
 
 
+def test_text_comes_through_a_pipe_and_its_copy_goes(tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "a.jsonl", [{"text": f"the sea {number}"} for number in range(40)])
+    assert main(["preprocess", text, "--to", f"{tmp_path}/file", *CALL]) == 0
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "binidx", "preprocess", "-", "--to", f"{tmp_path}/pipe", *CALL], capture_output=True,
+        env={**os.environ, "TMPDIR": f"{tmp_path}/tmp"}, input=Path(text).read_bytes(),
+    )  # fmt: skip
+    assert (done.returncode, b"40 documents" in done.stdout) == (0, True), done.stderr
+    for suffix in (".bin", ".idx"):
+        made, needed = (Path(f"{tmp_path}/{name}_text_document{suffix}").read_bytes() for name in ("pipe", "file"))
+        assert made == needed
+    assert [*(tmp_path / "tmp").glob("binidx-stdin-*")] == []
+
+
 def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [{"text": "a"}, "{"])
     target = ["--to", f"{tmp_path}/en"]
@@ -49,7 +65,7 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
         "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
         "none.jsonl: no such file": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
         "folder: a folder without files to read": (2, [f"{tmp_path}/folder", *target, *CALL]),
-        "blank.jsonl: no document in them, the dataset is empty; name other text": (
+        "blank.jsonl: no document in them; no dataset is left; name other text": (
             1,
             [write_lines(tmp_path / "blank.jsonl", [""]), "--to", f"{tmp_path}/none", *CALL],
         ),
@@ -70,6 +86,13 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
         assert message in err
         assert err.startswith("binidx preprocess: ")
         assert err.count("\n") == 1
+    assert not [*tmp_path.glob("none*")]
+    blank = [f"{tmp_path}/blank.jsonl", "--to", f"{tmp_path}/blank", "--compress", *CALL]
+    assert main(["preprocess", *blank, "--overwrite"]) == 1
+    assert "no document in them; the dataset is empty; name other text" in capsys.readouterr().err
+    assert len(IndexedDataset(f"{tmp_path}/blank_text_document")) == 0
+    assert main(["preprocess", *blank]) == 1
+    assert [path.name for path in tmp_path.glob("blank*")] == ["blank.jsonl"]
     for arguments in (["--shard", "3/3"], ["--on-error", "ignore"]):
         with pytest.raises(SystemExit) as end:
             main(["preprocess", bad, *target, *CALL, *arguments])
@@ -125,12 +148,12 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.undo()  # as a user: processes, and paths from where he stands
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    inputs = [write_lines(tmp_path / "data" / "en.jsonl", [{"text": text} for text in texts(50)])]
+    inputs = [write_lines(tmp_path / "data" / "web.jsonl", [{"text": text} for text in texts(50)])]
     named = Path(tokenizer_path()).read_text().replace(EOD, example[example.index("--eod") + 1])
     (tmp_path / "data" / "tokenizer.json").write_text(named)
     found = subprocess.run([Path(sys.executable).parent / example[0], *example[1:]], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
-    assert files_of(tmp_path / "data" / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+    assert files_of(tmp_path / "data" / "web_text_document") == theirs(inputs, tmp_path / "theirs")
 
 
 def test_a_dry_run_shows_three_documents_and_writes_nothing(tmp_path: Path, capsys: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from helpers.conversion import build, pair
 
 from binidx.tools import main
@@ -20,7 +21,7 @@ def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     before = pair(tmp_path / "new")
     assert main([*call[:-1], "2"]) == 2
     assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
-    assert main([*call, "--overwrite", "--json", "--memory", "1GiB"]) == 0
+    assert main([*call, "--overwrite", "--json", "--memory", "512MB"]) == 0
     assert json.loads(capsys.readouterr().out)["num_documents"] == 20
     assert pair(tmp_path / "new") == before
 
@@ -37,7 +38,12 @@ def test_lines_too(tmp_path: Path, capsys) -> None:
 
 def test_a_call_that_is_wrong_is_one_line(tmp_path: Path, capsys) -> None:
     source = build(tmp_path / "a", 100)
+    for seed in ("-1", "1.5", str(2**64)):
+        for command in (["shuffle"], ["cut", "sample", "--fraction", "0.5"]):
+            with pytest.raises(SystemExit):
+                main([*command, source, "--to", f"{tmp_path}/new", "--seed", seed])
+            assert f"--seed: found {seed}, needed a whole number from 0 to 2^64 - 1" in capsys.readouterr().err
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--memory", "1MB"]) == 2
-    assert "memory: 1,000,000 bytes are too few, need at least 512 MiB" in capsys.readouterr().err
+    assert "memory: 1,000,000 bytes are too few, need at least 512 MB" in capsys.readouterr().err
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--scratch", f"{tmp_path}/none"]) == 2
     assert f"--scratch: found {tmp_path}/none (No such file or directory), need a folder to" in capsys.readouterr().err

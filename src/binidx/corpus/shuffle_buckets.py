@@ -53,7 +53,7 @@ BUCKET_EXTENT_BYTES = 4 << 20
 filesystems."""
 
 MIB = 1 << 20
-MIN_MEMORY_BYTES = 512 * MIB
+MIN_MEMORY_BYTES = 512_000_000
 
 RESERVED_BYTES = 320 * MIB
 """Memory for everything but buckets: Python, drivers and pyarrow (about 200 MiB), index blocks, upload buffers."""
@@ -210,7 +210,7 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
         ConfigError: the memory is less than any shuffle needs.
     """
     if memory_bytes < MIN_MEMORY_BYTES:
-        raise ConfigError(f"memory: {memory_bytes:,} bytes are too few, need at least {MIN_MEMORY_BYTES >> 20} MiB")
+        raise ConfigError(f"memory: {memory_bytes:,} bytes are too few, need at least {MIN_MEMORY_BYTES // 10**6} MB")
     bucket_bytes = (memory_bytes - RESERVED_BYTES) * 3 // 4
     needed = num_bytes + num_records * (RECORD_BYTES + COLUMN_BYTES * num_columns)
     num_buckets = max(1, -(-needed * 5 // (bucket_bytes * 4)))

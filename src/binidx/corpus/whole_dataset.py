@@ -11,24 +11,25 @@ At the first difference the target belongs to another job, and is refused.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from binidx.errors import ConfigError, FormatError, ObjectExistsError, warn_once
+from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, redacted, warn_once
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.idx import SequenceIndex
 from binidx.format.index_columns import IndexColumns
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS
-from binidx.format.source import PairSource, open_source
+from binidx.format.sidecars.dataset_manifest import MANIFEST, MANIFEST_FILE, SIDECARS, read_manifest
+from binidx.format.source import open_source
 from binidx.format.virtual import PARTS, is_multimodal
 from binidx.jobs.progress import ProgressWatcher
 from binidx.storage.codecs.checksums import SUMS
@@ -41,6 +42,7 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import SourcePiece, open_join
 from binidx.storage.writing.publish import delete_object, write_object
+from binidx.tokenizers.spec import TokenizerSpec
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]
@@ -205,20 +207,51 @@ class SourceDatasets:
     def check_tokenizers(self) -> None:
         """Raise FormatError if the manifests of the datasets name different tokenizers."""
         pairs = [pair for dataset in self.datasets for pair in dataset.source.pairs]
-        tokenizers = OPENS.map(_read_tokenizer, pairs)
-        known = [(pair.prefix.uri, tokenizer) for pair, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
-        for prefix, (uri, digest) in known[1:]:
-            first, (first_uri, first_digest) = known[0]
-            if digest != first_digest:
-                found, needed = f"{uri} ({digest[:12]})", f"that of {first}, {first_uri} ({first_digest[:12]})"
-                why = "ids of two mean different text; where they do not, move the manifest away"
-                raise FormatError(f"{prefix}{MANIFEST}: made by the tokenizer {found}, needed {needed}: {why}")
+        prefixes = [pair.prefix.uri for pair in pairs]
+        tokenizers = zip(prefixes, OPENS.map(lambda pair: pair.tokenizer, pairs), strict=True)
+        for prefix, problem in other_tokenizers(tokenizers):
+            raise FormatError(f"{prefix}{MANIFEST}: {problem}; where they do not, move the manifest away")
 
 
-def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
-    """Return URI and digest of the tokenizer in a manifest; None unless it has both."""
-    tokenizer = (pair.manifest or {}).get("job", {}).get("tokenizer", {})
-    return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
+def other_tokenizers(tokenizers: Iterable[tuple[str, tuple[str, str] | None]]) -> Iterator[tuple[str, str]]:
+    """Yield each dataset that another tokenizer made than the first of them, and that problem.
+
+    Args:
+        tokenizers: prefix of a dataset, and URI and digest of the tokenizer in its manifest; None: it has none.
+    """
+    known = [(redacted(prefix), redacted(found[0]), found[1]) for prefix, found in tokenizers if found]
+    for prefix, uri, digest in known[1:]:
+        first, first_uri, first_digest = known[0]
+        if digest != first_digest:
+            names = f"{uri} ({digest[:12]}), {first} by {first_uri} ({first_digest[:12]})"
+            yield prefix, f"made by the tokenizer {names}: ids of two mean different text"
+
+
+def read_tokenizers(prefixes: Iterable[Location]) -> dict[str, dict[str, Any]]:
+    """Return the tokenizers in the manifests of datasets, by prefix: {} where there is none."""
+    manifests = OPENS.map(lambda prefix: (prefix.uri, read_manifest(prefix + MANIFEST) or {}), prefixes)
+    return {uri: (manifest.get("job") or {}).get("tokenizer", {}) for uri, manifest in manifests}
+
+
+def warn_of_tokenizers(
+    prefixes: Iterable[Location], reader: str, spec: TokenizerSpec | None, eod: int | None = None
+) -> None:
+    """Log a warning for each dataset whose manifest names another tokenizer or EOD than its reader, or than the first.
+
+    Args:
+        prefixes: of the datasets.
+        reader: name of what `spec` reads, as "the text".
+        spec, eod: None: not known.
+    """
+    with contextlib.suppress(BinidxError):  # a manifest that cannot be read
+        tokenizers = read_tokenizers(prefixes)
+        known = [] if spec is None else [(reader, (spec.uri, spec.digest))]
+        known += [(uri, (own.get("uri", ""), own["digest"])) for uri, own in tokenizers.items() if "digest" in own]
+        for prefix, problem in other_tokenizers(known):
+            warn_once(prefix, problem)
+        for prefix, each in tokenizers.items():
+            if None not in (eod, stored := each.get("eod")) and eod != stored:
+                warn_once(redacted(prefix), f"made with the EOD {stored}, the given tokenizer has {eod}")
 
 
 def common_manifest(target: Location, datasets: Sequence[WholeDataset]) -> dict[str, Any]:

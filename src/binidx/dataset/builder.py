@@ -84,6 +84,7 @@ class BlendedMegatronDatasetBuilder:
         other_prefixes: other prefixes of the run, which lists of documents may name.
         stages: stages of a `StagedBlendedDataset`, which is train, instead of the config's blend.
         pinned: open the objects in the versions of the run's pinned file, if there is one.
+        planned: use the read plans of these options that are there, as if the config had `read_plan`.
         warns: as in `BuildContext`.
 
     Raises:
@@ -112,6 +113,7 @@ class BlendedMegatronDatasetBuilder:
         other_prefixes: Collection[str] = (),
         stages: Sequence[Stage] | None = None,
         pinned: bool = True,
+        planned: bool = False,
         warns: bool = True,
     ) -> None:
         self.cls = cls
@@ -123,6 +125,7 @@ class BlendedMegatronDatasetBuilder:
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         self.opened, self.stages, self.pinned, self.warns = {} if opened is None else opened, stages, pinned, warns
+        self.planned = planned
         self.other_prefixes = [*other_prefixes, *(prefix for stage in stages or () for prefix in stage.blend[0])]
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
@@ -240,16 +243,24 @@ class BlendedMegatronDatasetBuilder:
         return built
 
     def _open_planned(self) -> list[PlannedDataset | None]:
-        """Return the dataset of each split that has a read plan for these options."""
+        """Return the dataset of each split that has a read plan for these options.
+
+        Where the config does not ask for plans, a split without one ends the search: most runs have none.
+        """
         config, matrix = self.config, self.config.split_matrix or [WHOLE] * len(Split)
-        if not config.read_plan or not isinstance(config, GPTDatasetConfig):
+        if not isinstance(config, GPTDatasetConfig) or not (config.read_plan or self.planned):
             return [None] * len(Split)
+        planned: dict[Split, PlannedDataset | None] = {}
+        wanted = [split for split in Split if split in self.splits and matrix[split.value] is not None]
 
         def open_split(split: Split) -> PlannedDataset | None:
-            is_built = split in self.splits and matrix[split.value] is not None
-            return open_plan(recorded_name(self.cls), config, split, self.sizes[split.value]) if is_built else None
+            return open_plan(recorded_name(self.cls), config, split, self.sizes[split.value])
 
-        return OPENS.map(open_split, Split)
+        if wanted and not config.read_plan:
+            planned = {wanted[0]: open_split(wanted[0])}
+            wanted = wanted[1:] if planned[wanted[0]] is not None else []
+        planned |= zip(wanted, OPENS.map(open_split, wanted), strict=True)
+        return [*map(planned.get, Split)]
 
     def _build_group(
         self, group: SplitGroup, context: BuildContext, pinned: Mapping[str, ListedPair]
@@ -337,7 +348,7 @@ def _choose(matrix: SplitMatrix, splits: Collection[Split]) -> SplitMatrix:
 
 
 def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:
-    """Return the bundle of small `.idx` files beside the index caches, which rank 0 writes; None without caches."""
+    """Return the bundle of small `.idx` files beside the indices, which rank 0 writes; None without caches."""
     if config.path_to_cache is None:
         return None
     return IdxBundle(Location(config.path_to_cache, config.storage_options), is_first_rank())

@@ -5,7 +5,6 @@ Source: Megatron Core, `BlendedMegatronDatasetConfig` and `GPTDatasetConfig`.
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 import re
@@ -139,7 +138,7 @@ class BlendedMegatronDatasetConfig:
         split: shares of train, valid, test, such as "969, 30, 1"; also as numbers.
         num_dataset_builder_threads: number of threads of the build: prefixes that are built at the same time share
             them; then the parts of a blend use them.
-        path_to_cache: URI of the index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
+        path_to_cache: URI of the indices; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
             index of at most 2^15 documents and samples is not cached: it is built faster than fetched.
         mmap_bin_files: map local `.bin` files; False reads them with one call per range.
         tokenizer: object with `pad`, `eod` and `unique_identifiers`.
@@ -148,7 +147,7 @@ class BlendedMegatronDatasetConfig:
         fast_cache_load, defer_npy_index_mmap: checked as in Megatron Core, without effect. (There they skip checks of
             caches; here an array is mapped in 50 us and checked, and a missing one is built.)
         storage_options: fsspec's options for every URI (not in Megatron Core, and in no hash).
-        trust_cache: "megatron" accepts index caches that Megatron left, without a proof that they belong to the data
+        trust_cache: "megatron" accepts indices that Megatron left, without a proof that they belong to the data
             (not in Megatron Core). By default they are rebuilt and replaced.
         cache_small_indices: also cache indices of at most 2^15 documents and samples, for Megatron to find (not in
             Megatron Core).
@@ -286,17 +285,6 @@ def _whole_number(name: str, value: Any) -> int:
         raise ConfigError(f"{name}: found {value!r}, needs a whole number") from None
 
 
-def did_you_mean_option(name: str, known: Sequence[str], other: str) -> str:
-    """Return a hint for an option that does not exist: `did you mean random_seed?` for `seed`.
-
-    Args:
-        known: the options.
-        other: the hint if none is similar.
-    """
-    near = [each for each in known if each.endswith(f"_{name}")] or difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else other
-
-
 HOW_TO_GIVE = {"tokenizer": ": binidx.describe_tokenizer(URI), or binidx.SpecialTokens(eod=ID)"}
 
 
@@ -331,7 +319,7 @@ class SpecialTokens:
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
-        """Part of the names of index caches; in Megatron's form."""
+        """Part of the names of indices; in Megatron's form."""
         return OrderedDict([("class", "binidx.SpecialTokens"), ("eod", self.eod), ("pad", self.pad)])
 
 

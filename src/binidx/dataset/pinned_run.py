@@ -29,10 +29,11 @@ import contextlib
 import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
 
+import binidx
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
@@ -41,7 +42,6 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, 
 from binidx.forks import cached_property
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.prefix_listing import ListedPair, group_prefixes, list_folder
-from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.manifest import ALGORITHM, Fields, checksum_fields, parse_checked
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUMS
@@ -169,36 +169,39 @@ class PinnedFile:
         write_object(self.location, [data], durable=False)
 
     @staticmethod
-    def pin(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> str | None:
-        """Write the pinned file of a config, of its opened datasets; return its URI.
+    def pin(config: BlendedMegatronDatasetConfig, datasets: Iterable[Any]) -> tuple[str | None, list[str]]:
+        """Write the pinned file of a config, of its opened datasets.
 
-        If there is nothing to pin, delete the file, and return None. Digests of indices of other runs over the same
-        objects stay in the file.
+        If there is nothing to pin, delete the file. Digests of indices of other runs over the same objects stay in it.
 
         Args:
             config: options of the run.
             datasets: all datasets of the run, with blends.
+
+        Returns:
+            URI of the file, None without one; and the prefixes of which the store sends no ETags, so they have no pins.
         """
         file, indexed = PinnedFile.of(config), [*datasets]
         if file is None:
-            return None
+            return None, []
         parts = [part for dataset in indexed if isinstance(dataset, OrderedDataset) for part in dataset.parts]
         opened = {part.dataset_path: part.dataset for part in parts if isinstance(part.dataset, IndexedDataset)}
         names = [prefix for prefix in sorted(file.prefixes) if prefix in opened]
         found = zip(names, OPENS.map(lambda prefix: _pin_pair(opened[prefix]), names), strict=True)
         pairs = {prefix: pair for prefix, pair in found if pair is not None}
+        unproven = [name for name in names if not _proves_content(opened[name])]
         if not pairs:
             delete_object(file.location)
-            return None
+            return None, unproven
         before: tuple[PinnedRun | None, Fields] = None, {}
         with contextlib.suppress(FormatError):
             before = file.read() or before
         old, unknown = before
         kept = old.indices if old and old.pairs == pairs and old.algorithm == ALGORITHM else {}
-        run = PinnedRun(library_version(), ALGORITHM, pairs, {**kept, **collect_digests(indexed)})
-        if run != old:
+        run = PinnedRun(binidx.__version__, ALGORITHM, pairs, {**kept, **collect_digests(indexed)})
+        if old is None or run != replace(old, library=run.library):  # versions in turn do not replace the file
             file.write(run, unknown)
-        return file.location.uri
+        return file.location.uri, unproven
 
     @staticmethod
     def list_indexed(built: Iterable[Any]) -> Iterator[Any]:
@@ -291,7 +294,7 @@ def open_pins(config: BlendedMegatronDatasetConfig, opened: Collection[str] = ()
         logger.warning("%s: unknown fields %s, of a later version, are ignored", file.location, names)
     if run.algorithm != ALGORITHM:
         found_there = f"found algorithm {run.algorithm} of binidx {run.library or 'from its source'}"
-        ours = f"this binidx {library_version()} needs {ALGORITHM}"
+        ours = f"this binidx {binidx.__version__} needs {ALGORITHM}"
         raise FormatError(f"{file.location}: of another version ({found_there}, {ours}); {file.remedy}")
     pins = Pins(file, run)
     pending = OPENS.submit(pins.check_objects) if is_first_rank() else None
@@ -300,11 +303,16 @@ def open_pins(config: BlendedMegatronDatasetConfig, opened: Collection[str] = ()
         pending.result()
 
 
+def _proves_content(dataset: IndexedDataset) -> bool:
+    """Return whether the versions of both files of an opened dataset prove their content."""
+    return proves_content(dataset.opened["idx"]) and proves_content(stored_reader(dataset.bin_reader).identity)
+
+
 def _pin_pair(dataset: IndexedDataset) -> PinnedPair | None:
     """Return the versions of the files of an opened dataset; None if they do not prove its content."""
     prefix, idx, tokens = dataset.location, dataset.opened["idx"], stored_reader(dataset.bin_reader)
     suffix = tokens.uri.removeprefix(prefix.uri)
-    proven = proves_content(idx) and proves_content(tokens.identity) and suffix.startswith(".bin")
+    proven = _proves_content(dataset) and suffix.startswith(".bin")
     if not proven or redacted(prefix.uri) != prefix.uri:  # a signature would stand in the file
         return None
     sums = find_object(prefix + f".bin{SUMS}") if suffix == ".bin" else None

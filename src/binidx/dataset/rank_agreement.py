@@ -68,6 +68,9 @@ MAX_POLLS_PER_SECOND = 20_000
 
 OK, LEFT = "ok", "left"
 
+SILENCE = "killed, or does not run: a hung file system?"
+"""Reasons of a silent rank: a page fault on a mount that does not respond stops all threads if it holds the GIL."""
+
 STORE_GONE = "the store of the process group does not answer: its process is dead, or has left"
 
 ABSENT_WARNING = (
@@ -129,7 +132,7 @@ class Agreement:
         if heartbeat == LEFT or self._silent_seconds <= HEARTBEAT_TIMEOUT_SECONDS:
             return None
         silent = f"no heartbeat for {self._silent_seconds:.0f} s"
-        return f"{heartbeat.partition(' ')[2]}: {silent}; killed, or does not run: a hung file system?"
+        return f"{heartbeat.partition(' ')[2]}: {silent}; {SILENCE}"
 
     def is_over_without_absent(self, entered: int, finished: int) -> bool:
         """Return whether only ranks that have not entered have not finished."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import get_annotations
 from typing import Any
@@ -31,17 +31,18 @@ from typing import Any
 import numpy as np
 import xxhash
 
+import binidx
 from binidx.dataset.affects import described_fields, words_of
 from binidx.dataset.config import find_token
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import OrderedDataset
-from binidx.dataset.rank_agreement import name_rank, store_errors
-from binidx.dataset.stored.planned import PlannedDataset
+from binidx.dataset.rank_agreement import SILENCE, name_rank, store_errors
+from binidx.dataset.served import list_parts
+from binidx.dataset.stored.baked import StoredRunDataset
 from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError, redacted
 from binidx.format.tokens import StoredTokens, Tokens
-from binidx.index.cache.index_cache import library_version
 from binidx.index.cache.index_files import hash_npy, recorded_name
 from binidx.index.cache.manifest import ALGORITHM, Fields
 from binidx.storage.effects import Call, Sleep, Steps, run
@@ -102,7 +103,7 @@ def compare_with_ranks(
     if not datasets or (group := group_store(f"binidx/{name}")) is None:
         return
     comparison = Comparison(f"{subject} on {name_rank(group[1])}", group[0], name_rank(group[1]), group[2])
-    versions: dict[str, Any] = {"library": library_version(), "algorithm": ALGORITHM}
+    versions: dict[str, Any] = {"library": binidx.__version__, "algorithm": ALGORITHM}
     versions |= {} if data_parallel is None else {"data_parallel_size": data_parallel[1]}
     orders = {key: identify(dataset) for key, dataset in datasets.items()}
     arrays = {key: identify_arrays(dataset) for key, dataset in datasets.items()}
@@ -153,7 +154,7 @@ class Comparison:
                     break
                 yield from Sleep(FIELDS_POLL_SECONDS)
             else:
-                raise PeerError(f"{self.subject}: ranks disagree, and {peer} does not store its values: it was killed")
+                raise PeerError(f"{self.subject}: ranks disagree, and {peer} does not store its values; {SILENCE}")
             theirs = yield from Call(self.store.get, (f"{key}/fields",))
         pairs = zip(json.loads(text), json.loads(theirs), strict=True)
         differences = itertools.chain.from_iterable(list_field_differences(ours, other) for ours, other in pairs)
@@ -210,7 +211,7 @@ def identify(dataset: Any, *, is_part: bool = False) -> Any:
     """
     served = dataset.opened.order if is_part else dataset.order if isinstance(dataset, OrderedDataset) else dataset
     size: dict[str, Any] = {"num_samples": len(served)}
-    if isinstance(dataset, PlannedDataset):
+    if isinstance(dataset, StoredRunDataset):
         size["order"] = dataset.stored.fingerprint
     if isinstance(dataset, BlendedDataset):
         parts = [identify(part, is_part=True) for part in dataset.datasets]
@@ -227,7 +228,8 @@ def identify(dataset: Any, *, is_part: bool = False) -> Any:
 
 def identify_options(datasets: list[Any]) -> Any:
     """Return the options that samples depend on: of the one config of some datasets, or a list for several."""
-    configs = {id(dataset.config): dataset.config for dataset in _list_parts(datasets)}
+    owners = [part for dataset in datasets for part in list_parts(dataset) or [dataset]]
+    configs = {id(own.config): own.config for own in owners if isinstance(own, MegatronDataset | StoredRunDataset)}
     # An object of a user is identified by its class: its text may have its address.
     options = json.loads(json.dumps([*map(_list_options, configs.values())], default=_describe_object))
     return options[0] if len(options) == 1 else options
@@ -265,14 +267,9 @@ def identify_arrays(dataset: Any) -> Any:
     return digests
 
 
-def _list_parts(datasets: Sequence[Any]) -> list[MegatronDataset]:
-    """Return the datasets of which some datasets and blends are made."""
-    return [part for dataset in datasets if isinstance(dataset, OrderedDataset) for part in dataset.parts]
-
-
 def identify_data(datasets: list[Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the URI of the `.bin` of each dataset, in order; and by URI its size and version, sorted."""
-    parts = [part.dataset for part in _list_parts(datasets) if isinstance(part.dataset, StoredTokens)]
+    parts = [part.dataset for each in datasets for part in list_parts(each) if isinstance(part.dataset, StoredTokens)]
     bins = [redacted(dataset.bin_reader.uri) for dataset in parts]
     readers = {uri: dataset.bin_reader for uri, dataset in zip(bins, parts, strict=True)}
     local = [uri for uri in sorted(readers) if local_path(uri) is not None]

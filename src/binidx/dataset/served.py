@@ -24,9 +24,10 @@ def get_sequence_length(dataset: Any) -> int:
 
 
 def get_split(dataset: Any) -> Split | None:
-    """Return the split of a dataset or blend of this library; None for a user's own dataset."""
-    parts = list_parts(dataset)
-    split: Split | None = parts[0].index_split if parts else None
+    """Return the split of a dataset or blend of this library; None for a user's own, or if a stored run has no name."""
+    options = dataset.stored.options if isinstance(dataset, StoredRunDataset) else None
+    parts: Any = list_parts(dataset)
+    split: Split | None = parts[0].index_split if parts else Split[options["split"]] if options else None
     return split
 
 

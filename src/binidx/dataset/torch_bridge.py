@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,28 @@ if TYPE_CHECKING:
 Tensor: TypeAlias = "torch.Tensor"
 GroupStore: TypeAlias = "Store"
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
+
+
+class GPTBatch(TypedDict):
+    """Samples of GPT data: tensors of shape (B, S), or (S,) of one sample; see `GPTDataset`.
+
+    Attributes:
+        tokens, labels, position_ids: int64.
+        loss_mask: float32.
+        attention_mask, cu_seqlens, max_seqlen: if the config requests them.
+        dataset_id: number of the source in a blend.
+
+    Source: Megatron Core, `GPTDataset` and `BlendedDataset`.
+    """
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    loss_mask: torch.Tensor
+    position_ids: torch.Tensor
+    attention_mask: NotRequired[torch.Tensor]
+    cu_seqlens: NotRequired[torch.Tensor]
+    max_seqlen: NotRequired[torch.Tensor]
+    dataset_id: NotRequired[Any]
 
 
 def missing_torch() -> MissingDriverError:
@@ -181,6 +203,22 @@ def _has_subgroups(num_ranks: int) -> bool:
         return True
 
 
+def check_topology(rank: int | None, size: int | None) -> Topology:
+    """Return the data-parallel rank and size of a loader, 0 and 1 where they are not given.
+
+    Raises:
+        ConfigError: one is not given, and there are several processes.
+    """
+    if (rank is None or size is None) and (num_processes := find_topology().size) > 1:
+        raise ConfigError(
+            f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {num_processes} processes; "
+            "give both, or every rank would read the same samples: *binidx.find_topology() if each reads its own, "
+            '*binidx.find_topology(mesh["dp"]) or (parallel_state) if some share theirs; a loader of load_dataset '
+            'takes mesh=mesh["dp"] in their place'
+        )
+    return Topology(rank or 0, 1 if size is None else size)
+
+
 def _find_launchers() -> list[dict[str, str]]:
     """Return the variables of each launcher that set some for this process, the innermost launcher first."""
     launchers = []
@@ -188,15 +226,11 @@ def _find_launchers() -> list[dict[str, str]]:
         variables = {name: os.environ[name] for name in names if os.environ.get(name)}
         if "SLURM_STEP_NUM_TASKS" in variables:
             variables.pop("SLURM_NTASKS", None)  # may be that of the whole job
-        if variables and (names != SLURM or _is_slurm_task(variables)):
+        # srun sets SLURM_STEP_ID; a batch script has the variables of task 0 without it.
+        no_task = {None, "0"} if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ else {None}
+        if variables and (names != SLURM or variables.get("SLURM_PROCID") not in no_task):
             launchers.append(variables)
     return launchers
-
-
-def _is_slurm_task(variables: Mapping[str, str]) -> bool:
-    """Return whether srun started this process; a batch script has the variables of task 0, but no SLURM_STEP_ID."""
-    in_batch_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
-    return "SLURM_PROCID" in variables and not (in_batch_script and variables["SLURM_PROCID"] == "0")
 
 
 def _parse_topology(variables: Mapping[str, str]) -> Topology:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,10 @@ class IndexedDataset(SequencesInFiles):
         checked = CheckedIndex(None, "", documents_are_sequences=False, found=None)
         return cls(prefix.uri, storage_options=prefix.options, checked=checked)
 
+    @overload
+    def __getitem__(self, idx: int | np.integer[Any]) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, idx: slice) -> list[NDArray[Any]]: ...
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Any:
         """Return one sequence, or the sequences of a slice; in a multimodal dataset a pair with their modes.
 

@@ -51,18 +51,14 @@ def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
     # A torch tensor's .numpy() shares its memory; looking for the method needs no import of torch.
     given = np.asarray(tokens.numpy() if hasattr(tokens, "numpy") else tokens)
     if given.dtype.kind in "US":
-        given = _parse_numbers(given, needed, subject)
+        try:
+            given = given.astype(np.float64 if needed.kind == "f" else np.int64)
+        except (ValueError, OverflowError) as error:
+            raise FormatError(f"{subject}: tokens as text, needed numbers of type {needed.name} ({error})") from None
     rounds = needed.kind == "f" and given.dtype.kind in "iu"  # a safe cast for NumPy
     if given.size and (rounds or not np.can_cast(given.dtype, needed)):
         _check_values(given.reshape(-1), needed, subject)
     return np.ascontiguousarray(given, needed).reshape(-1)
-
-
-def _parse_numbers(texts: NDArray[Any], needed: np.dtype[Any], subject: str) -> NDArray[Any]:
-    try:
-        return texts.astype(np.float64 if needed.kind == "f" else np.int64)
-    except (ValueError, OverflowError) as error:
-        raise FormatError(f"{subject}: tokens as text, needed numbers of type {needed.name} ({error})") from None
 
 
 def _check_values(given: NDArray[Any], needed: np.dtype[Any], subject: str) -> None:

@@ -106,8 +106,11 @@ class _Opening:
     def open_alone(self, prefix: Location, listed: ListedPair | None = None) -> Pair:
         """Open the pair of files under a prefix, and compare their sizes."""
         pair = self._open_listed(prefix, listed) if listed else None
-        if pair is None:
-            pair = self._open_pinned(prefix, listed) if listed and listed.remedy else self._open_unlisted(prefix)
+        if pair is None and listed and listed.remedy:  # a cache of this node may be damaged
+            check_pinned(prefix, listed)
+            pair = self._open_unlisted(prefix)
+            check_pinned(prefix, listed)
+        pair = pair or self._open_unlisted(prefix)
         check_opened(prefix, pair.bin_reader, pair.index, listed)
         return pair
 
@@ -141,7 +144,7 @@ class _Opening:
                 # A bit may have flipped on the way, and be cached on this node.
                 again = InMemory(idx.uri, read_whole(stored_reader(idx_reader)))
                 pair = self._pair(idx, again, (idx_reader, bin_reader))
-                logger.warning("%s: damaged on its way or in a cache, fetched again from its store: %s", idx, error)
+                logger.warning("%s: damaged on its way or on the node, fetched again from its store: %s", idx, error)
                 replace_cached(idx_reader, again.data)
                 return pair
             finally:
@@ -192,13 +195,6 @@ class _Opening:
             return self._pair(idx, stored, [open_bin(prefix, listed=listed, cache=self.cache)], listed)
         except (FormatError, StorageError):
             return None
-
-    def _open_pinned(self, prefix: Location, pinned: ListedPair) -> Pair:
-        """Open a pair anew that could not be opened in its pinned versions, as a cache of this node may be damaged."""
-        check_pinned(prefix, pinned)
-        pair = self._open_unlisted(prefix)
-        check_pinned(prefix, pinned)
-        return pair
 
 
 def check_pinned(prefix: Location, pinned: ListedPair) -> None:

@@ -1,4 +1,4 @@
-"""Advice for a prefix without a dataset: a missing slash, several prefixes in one text, or names that are like it."""
+"""Advice for a prefix without a dataset: several prefixes in one text, or names that are like it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def did_you_mean(prefix: Location) -> str:
 
 
 def _hint_at_spelling(typed: str) -> str:
-    """Return advice for a URI with one slash too few, or for several prefixes in one text; else nothing."""
-    if re.match(r"\w{2,}:/[^/]", typed):
-        return f"; did you mean {typed.replace(':/', '://', 1)}?"
+    """Return advice for several prefixes in one text, or for a bucket alone; else nothing."""
+    if re.fullmatch("(s3|gs|az|oss)://[^/]+", typed):
+        return f"; {typed} is a bucket, needs a prefix in it such as {typed}/en"
     parts = [part for part in re.split(r"[,;\s]+", typed) if part != typed]
     if typed.count("://") > 1 or any(os.path.exists(f"{part}.idx") for part in parts):
         return "; if these are several datasets, give each as a text of its own: {'a': 0.7, 'b': 0.3}, or ['a', 'b']"

@@ -119,6 +119,12 @@ class DatasetFiles:
         """Manifest beside the dataset; None if there is none. FormatError: it is malformed."""
         return read_manifest(self.prefix + MANIFEST) if self.listed_sidecars is None or self.has(MANIFEST) else None
 
+    @property
+    def tokenizer(self) -> tuple[str, str] | None:
+        """URI and digest of the tokenizer in the manifest; None unless it has both."""
+        tokenizer = (self.manifest or {}).get("job", {}).get("tokenizer", {})
+        return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
+
     def check_size(self, index: DatasetCounts, report: Report = warn_once) -> None:
         """Do `check_bin_size` for the dataset, and for each part of a virtual merge.
 

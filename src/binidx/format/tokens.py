@@ -283,8 +283,8 @@ class SequencesInFiles(StoredTokens):
         """Return the byte ranges of spans, and the number of the first span that leaves its sequence, n for none."""
         return self.sequences.locate(spans)
 
-    def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> Any:
-        """Return some tokens of one sequence; in a multimodal dataset a pair with its mode.
+    def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> NDArray[Any]:
+        """Return some tokens of one sequence; in a multimodal dataset a pair with its mode, which the type leaves out.
 
         Args:
             idx: number of the sequence, from the end if negative.
@@ -302,7 +302,7 @@ class SequencesInFiles(StoredTokens):
         count = self.index.sequence_lengths.item(sequence) - offset if length is None else length
         tokens = self.read([(sequence, offset, count)])[0]
         modes = self.index.sequence_modes
-        return tokens if modes is None else (tokens, modes[sequence])
+        return tokens if modes is None else cast(Any, (tokens, modes[sequence]))
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)

@@ -5,7 +5,8 @@
     ray:ADDRESS       a Ray cluster
     dask=ADDRESS      the scheduler of a Dask cluster
 
-The workers need the same version of binidx. Other engines, such as MPI's or Parsl's, are passed as an Executor.
+The workers need the same version of binidx, which those of a cluster are asked for before their first task, and by each
+task (`worker_calls`). Other engines, such as MPI's or Parsl's, are passed as an Executor.
 
 Local workers end with the process that started them, however it ends:
 
@@ -30,17 +31,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
 from binidx import errors
 from binidx.jobs.runner import request_stop
 from binidx.jobs.task_queue import JobEngine
+from binidx.jobs.worker_calls import CALL, SOURCE, check_versions, describe_version, own_function
 from binidx.storage.effects import CallInThread
 from binidx.storage.threads import available_cores
+
+ANSWER_SECONDS = 8.0
+"""Longest time for workers to name their versions; later answers count at the next count of workers."""
 
 CLOSE_SECONDS = 10.0
 """Longest time for closing the client of a cluster."""
@@ -58,15 +65,62 @@ TRIM_BYTES, MMAP_BYTES = 256 << 20, 32 << 20
 """Free memory that a worker keeps, and the size from which an allocation is its own mapping (glibc's maximum)."""
 
 
+@dataclass(frozen=True)
+class TaskNeeds:
+    """Needs of each task of a job.
+
+    Attributes:
+        memory: bytes; 0: not known.
+        resources: amounts of resources that workers of a cluster declare.
+        is_estimate: whether `memory` is an estimate, which workers with less memory do without.
+    """
+
+    memory: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    is_estimate: bool = True
+
+    def fit(self, cluster: str, unit: str, offers: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], int]:
+        """Return what to reserve for a task, and the number of tasks that workers hold at once.
+
+        Args:
+            cluster: as the user named it.
+            unit: resource of which a task takes one, unless `resources` say more.
+            offers: resources of each worker, "memory" among them.
+
+        Raises:
+            WorkerError: there are workers, and none can hold a task.
+        """
+        most = max((offer.get("memory", 0) for offer in offers), default=math.inf)
+        memory = min(self.memory, most) if self.is_estimate else self.memory
+        needs = {unit: 1.0, **self.resources, "memory": float(memory)}
+        fits = [
+            min(int(min(offer.get(name, 0) / need, sys.maxsize)) for name, need in needs.items() if need)
+            for offer in offers
+        ]
+        if offers and not any(fits):
+            most_of_each = {name: max(offer.get(name, 0) for offer in offers) for name in needs}
+            found, needed = (
+                ", ".join(f"{name} {each[name]:,.12g}" for name in needs) for each in (most_of_each, needs)
+            )
+            problem = f"no worker can hold a part (found at most {found}; needed {needed})"
+            raise errors.WorkerError(
+                f"{cluster}: {problem}; start larger ones, or lower --task-memory, --task-resources"
+            )
+        return needs, sum(fits)
+
+
 class RayExecutor(Executor):
     """Executor of Ray tasks. An existing connection to Ray is used and stays open; else one is opened.
 
     While an opened one exists, file descriptor 1 is that of stderr: Ray's C++ code and its processes print to stdout.
     """
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, needs: TaskNeeds) -> None:
+        self._needs, self._reserved = needs, dict[str, Any]()
         self._ray = _import("ray", "ray")
-        self._remote = functools.cache(self._ray.remote)
+        self._cluster = f"ray:{address}" if address else "ray"
+        self._run = self._ray.remote(max_retries=0)(own_function())  # the driver counts the attempts
+        self._asked = dict[str, Any]()
         self._connected = not self._ray.is_initialized()
         place: dict[str, Any] = {"num_cpus": count, "include_dashboard": False}
         if address or "RAY_ADDRESS" in os.environ:
@@ -85,13 +139,27 @@ class RayExecutor(Executor):
                 raise errors.UnreachableError(f"{named}: {error}; needed a cluster, as HOST:6379") from error
 
     def count_workers(self) -> int:
-        """Return the number of cores that the cluster has now."""
-        cores: float = self._ray.cluster_resources().get("CPU", 0.0)
-        return math.ceil(cores)
+        """Return the number of tasks that the cluster holds now; raise WorkerError if a node has another binidx."""
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")}
+        strategies = self._ray.util.scheduling_strategies
+        for node in nodes.keys() - self._asked.keys():
+            place = {"num_cpus": 0, "scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node, soft=False)}
+            self._asked[node] = self._run.options(**place, name="binidx: version").remote(describe_version())
+        asked = {self._asked[node]: nodes[node]["NodeManagerHostname"] for node in nodes}
+        found = dict[str, str]()
+        for answer in self._ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ():
+            with contextlib.suppress(self._ray.exceptions.RayError):  # of a node that is lost
+                found[asked[answer]] = self._ray.get(answer)[1]
+        check_versions(self._cluster, found)
+        reserved, count = self._needs.fit(self._cluster, "CPU", [node["Resources"] for node in nodes.values()])
+        memory, cores, gpus = (reserved.pop(name, 0) for name in ("memory", "CPU", "GPU"))
+        self._reserved = {"num_cpus": cores, "num_gpus": gpus, "memory": int(memory), "resources": reserved}
+        return count
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # No retries by Ray: the driver counts the attempts.
-        future: Future[Any] = self._remote(fn).options(max_retries=0).remote(*args, **kwargs).future()
+        payload = self._ray.cloudpickle.dumps((functools.partial(fn, **kwargs), args))
+        run = self._run.options(name=f"binidx: {args[-1]}", **self._reserved)
+        future: Future[Any] = run.remote(describe_version(), payload).future()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -108,9 +176,12 @@ class RayExecutor(Executor):
 class DaskExecutor(Executor):
     """Dask's executor together with its client."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, needs: TaskNeeds) -> None:
+        self._needs = needs
         distributed = _import("distributed", "dask")
+        self._cluster, self._checked = f"dask={address}", set[str]()
         way = "start one and give the same command again"
+        self._dumps = _import("cloudpickle", "dask").dumps
         self._lost = errors.UnreachableError(f"dask={address}: the scheduler is gone; {way}")
         # Both log tracebacks if the scheduler is lost.
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
@@ -119,21 +190,42 @@ class DaskExecutor(Executor):
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except OSError as error:
             raise errors.UnreachableError(f"dask={address}: {error}; needed the address of a scheduler") from error
-        self._executor: Executor = self.client.get_executor(pure=False)
+        self._executor: Any = self.client.get_executor(pure=False, resources=dict(needs.resources) or None)
 
     def count_workers(self) -> int:
-        """Return the number of threads of all workers now; raise UnreachableError if the scheduler is lost."""
+        """Return the number of tasks that all workers hold now, in a thread each.
+
+        Raises:
+            UnreachableError: the scheduler is lost.
+            WorkerError: a worker has another binidx, or none can hold a task.
+        """
         if self.client.status == "closed":  # it has tried to connect again for CONNECT_SECONDS
             raise self._lost
-        return sum(map(int, self.client.nthreads().values()))
+        workers: dict[str, dict[str, Any]] = self.client.scheduler_info(n_workers=-1)["workers"]
+        if new := [address for address in workers if address not in self._checked]:
+            ask = functools.partial(self.client.run, workers=new, on_error="ignore")  # the event loop answers
+            answer = CallInThread(ask, (eval, CALL, _names(describe_version()))).perform()
+            if futures.wait([answer], ANSWER_SECONDS).done:
+                found = answer.result()
+                check_versions(self._cluster, {f"{host} ({address})": text for address, (host, text) in found.items()})
+                self._checked.update(found)
+        offers = [
+            {"threads": worker["nthreads"], **worker["resources"], "memory": worker["memory_limit"] or math.inf}
+            for worker in workers.values()
+        ]
+        return self._needs.fit(self._cluster, "threads", offers)[1]
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        names = _names(
+            describe_version(), self._dumps((functools.partial(call_within, self._needs.memory, fn, **kwargs), args))
+        )
         try:
-            return self._executor.submit(fn, *args, **kwargs)
+            future: Future[Any] = self._executor.submit(eval, CALL, names, key=f"binidx-{args[-1]}-{uuid.uuid4().hex}")
         except Exception as error:
             if self.client.status == "running":
                 raise
             raise self._lost from error
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         def close() -> None:
@@ -144,29 +236,49 @@ class DaskExecutor(Executor):
         futures.wait([CallInThread(close).perform()], CLOSE_SECONDS)
 
 
+threads_of_process = functools.cache(ThreadPoolExecutor)
+"""Return the pool of so many threads of this process."""
+
+
+def call_within(memory: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function for a task of a Dask worker, once the calls of `memory` bytes beside it leave room for it."""
+    limit = _import("distributed", "dask").get_worker().memory_manager.memory_limit
+    if not (limit and memory):
+        return fn(*args, **kwargs)
+    return threads_of_process(max(1, int(limit // memory))).submit(fn, *args, **kwargs).result()
+
+
+def _names(*arguments: Any) -> dict[str, Any]:
+    """Return the globals of `CALL`."""
+    return {"source": SOURCE, "arguments": arguments}
+
+
 def is_of_others(record: logging.LogRecord) -> bool:
     """Return whether a log record is not of an error of Dask, which each future of its executor has."""
     error = record.exc_info[1] if record.exc_info else None
     return not type(error).__module__.startswith("distributed.")
 
 
-def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:
+def open_engine(
+    name: str, count: int | None = None, *, remote_data: bool = False, needs: TaskNeeds | None = None
+) -> JobEngine:
     """Return the engine of a name such as "local", "ray:HOST:6379" or "dask=tcp://HOST:8786".
 
     Args:
         count: number of tasks at once; by default the number of cores. A running cluster decides its own number.
         remote_data: whether texts or tokens are in an object store; the default count is doubled, as tasks wait for it.
+        needs: needs of a task, for clusters.
 
     Raises:
         ConfigError: the name is not one of those in the module's table.
     """
     kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda parts: len(parts[0]))
-    count_workers = operator.methodcaller("count_workers")
+    needs, count_workers = needs or TaskNeeds(), operator.methodcaller("count_workers")
     local_count = count or available_cores() * (2 if remote_data else 1)
     if kind == "dask" and separator == "=" and address:
-        return JobEngine(lambda: DaskExecutor(address), count_workers)
+        return JobEngine(lambda: DaskExecutor(address, needs), count_workers, name=name)
     if kind == "ray" and (address or not separator):
-        return JobEngine(lambda: RayExecutor(address, local_count), count_workers, central=False)
+        return JobEngine(lambda: RayExecutor(address, local_count, needs), count_workers, central=False, name=name)
     if name == "local":
         return JobEngine(lambda: LocalExecutor(local_count), lambda executor: local_count)
     raise errors.ConfigError(f"engine: found {name}, needed local, ray, ray:ADDRESS or dask=ADDRESS")

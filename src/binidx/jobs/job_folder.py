@@ -141,7 +141,7 @@ class JobFolder:
         """
         other = self.IDENTITY_FILE.decode(found, "")
         names = [name for name in {**self.identity, **other} if other.get(name) != self.identity.get(name)]
-        return f"which differs in {', '.join(names)}"
+        return f"which differs in {', '.join(names)}" if {*other} & {*self.identity} else "of another command"
 
     def file(self, part: JobPart) -> Location:
         """Return the location of a part's record."""

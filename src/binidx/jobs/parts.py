@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from binidx import errors
-from binidx.jobs.engines import open_engine
+from binidx.jobs.engines import TaskNeeds, open_engine
 from binidx.jobs.job_folder import JobFolder, JobPart, PartResults
+from binidx.jobs.progress import Unit
 from binidx.jobs.runner import TaskRunner
 from binidx.jobs.task_queue import JobEngine, TaskFailure
 from binidx.storage.effects import Call, Steps, blocking, run
@@ -26,6 +27,9 @@ from binidx.storage.threads import available_cores
 Item = TypeVar("Item")
 PartType = TypeVar("PartType", bound=JobPart)
 Result = TypeVar("Result")
+PART_MEMORY = 512 << 20
+"""Estimate of the memory of a part, unless the job has one."""
+
 Values = dict[str, Any]
 """Result of a part, in JSON values."""
 
@@ -74,9 +78,13 @@ class Workers:
         count: parts made at once. Default: the number of cores, or what a cluster has.
         executor: any `concurrent.futures.Executor`, used instead of an engine; it stays open.
         shard: make only these parts; None: all.
+        task_memory: bytes of memory that a part takes; by default an estimate. A local engine makes fewer parts at once
+            by default if more do not fit this machine; a Dask worker never makes more at once than fit its limit; Ray
+            reserves it.
+        task_resources: amounts that a part takes of what workers of a cluster declare. Ray: by default {"CPU": 1}.
 
     Raises:
-        ConfigError: `count` is below 1.
+        ConfigError: `count` is below 1; or memory or resources without an engine that has them.
 
     Example:
         >>> bake(order, "s3://corpus/baked", baked, workers=Workers("ray", shard=Shard(0, 4)))  # doctest: +SKIP
@@ -88,8 +96,14 @@ class Workers:
     count: int | None = None
     executor: Executor | None = None
     shard: Shard | None = None
+    task_memory: int | None = None
+    task_resources: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.engine is None and self.task_memory is not None:
+            raise errors.ConfigError("task_memory: needs an engine")
+        if self.engine in (None, "local") and self.task_resources:
+            raise errors.ConfigError("task_resources: needs an engine that is a cluster, as ray or dask=ADDRESS")
         if self.count is not None and self.count < 1:
             raise errors.ConfigError(f"workers: too few (found {self.count}, need 1 or more)")
 
@@ -104,21 +118,33 @@ class Workers:
         """
         return parts if self.shard is None else self.shard.select(parts)
 
+    def refuse_shard(self) -> None:
+        """Raise ConfigError if there is a shard, for work without records, whose parts no other call could find."""
+        if self.shard is not None:
+            raise errors.ConfigError("shard: a count needs the results of all parts; name an engine instead")
+
     def check_overwrite(self, overwrite: bool) -> None:
         """Raise ConfigError if a shard is to overwrite the target."""
         if overwrite and self.shard is not None:
             raise errors.ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
+
+    def memory_of(self, task_bytes: int) -> int:
+        """Return the bytes of memory to reserve for a part, from the job's estimate; 0: it has none."""
+        return self.task_memory or task_bytes or PART_MEMORY
 
     def open(self, *, remote_data: bool = False, task_bytes: int = 0) -> JobEngine:
         """Return the engine.
 
         Args:
             remote_data: as in `open_engine`.
-            task_bytes: memory of a task; limits the default number of tasks at once to those that fit this machine.
+            task_bytes: estimate of the memory of a task; limits the default number of tasks at once to those that fit
+                this machine, or each worker of a cluster. 0: it does not limit this machine.
 
         Returns:
             The engine, not open yet.
         """
+        needs = TaskNeeds(self.memory_of(task_bytes), self.task_resources or {}, not self.task_memory)
+        task_bytes = self.task_memory or task_bytes
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         most = max(1, memory_bytes // task_bytes) if task_bytes else available_cores()
         count = self.count or min(most, available_cores())
@@ -126,7 +152,7 @@ class Workers:
             return JobEngine(lambda: executor, lambda _: count, owned=False)
         if self.engine is None:
             return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
-        return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data)
+        return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data, needs=needs)
 
 
 @dataclass(frozen=True)
@@ -164,6 +190,8 @@ def make_parts_steps(
     *,
     advance: Callable[[int], object] = lambda size: None,
     begin: Callable[[int, int], object] | None = None,
+    keep: Callable[[PartType, Result], Any] = lambda part, result: result,
+    unit: Unit = "",
     remote_data: bool = False,
     task_bytes: int = 0,
 ) -> Steps[PartResults[Result]]:
@@ -176,6 +204,8 @@ def make_parts_steps(
         folder: folder of the records, claimed before; None: no records.
         advance: called with the size of each part that is made, and without `begin` of each that has a record.
         begin: called before parts are made, with the size of all parts of the shard, and of those that have a record.
+        keep: called with each part that is made, and its result; returns what is kept of it, by default the result.
+        unit: unit of the sizes of the parts, for the line that an engine's job logs before it begins.
         remote_data, task_bytes: as in `Workers.open`.
 
     Returns:
@@ -194,12 +224,14 @@ def make_parts_steps(
     if tasks:
         if begin is not None:
             begin(total, total - left)
+        estimate = describe_parts(len(tasks), left / len(tasks), unit, workers.memory_of(task_bytes))
+        is_local = workers.executor is None and workers.engine in (None, "local")
         engine = workers.open(remote_data=remote_data, task_bytes=task_bytes)
-        runner = TaskRunner(_Work(make, folder), tasks, engine)
+        runner = TaskRunner(_Work(make, folder), tasks, engine, "" if is_local else estimate)
         try:
             while (ended := (yield from runner.turn())) is not None:
                 for part, result in ended:
-                    results[part.name] = result
+                    results[part.name] = keep(part, result)
                     results.num_made += 1
                     advance(part.size)
         finally:
@@ -207,6 +239,12 @@ def make_parts_steps(
     if workers.shard is not None and folder is not None:
         results.update((yield from folder.read_all_steps([part for part in unique if part.name not in results])))
     return results
+
+
+def describe_parts(count: int, size: float, unit: Unit, memory: int) -> str:
+    """Return the estimate of a job for people: so many parts, their mean size, and the memory of each."""
+    each = {"": "", "bytes": f" of about {size / 2**20:,.1f} MiB"}.get(unit, f" of about {size:,.0f} {unit}")
+    return f"{count:,} part{'s'[count == 1 :]}{each}, {memory >> 20:,} MiB of memory each"
 
 
 make_parts = blocking(make_parts_steps)

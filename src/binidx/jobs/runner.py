@@ -20,9 +20,12 @@ from typing import Generic, TypeVar
 from binidx import errors
 from binidx.jobs.task_queue import Attempt, JobEngine, PoolLoss, Task, TaskFailure, TaskQueue
 from binidx.registries import Registrations
-from binidx.storage.effects import Call, CallInThread, Now, Sleep, Steps, WaitForFutures, run
+from binidx.storage.effects import Call, CallInThread, Log, Now, Sleep, Steps, WaitForFutures, run
 
 Result = TypeVar("Result")
+
+INFO, WARNING = 20, 30
+"""Levels of `logging`, which machines do not import."""
 
 
 def run_tasks(
@@ -37,7 +40,8 @@ def run_tasks(
 
     Raises:
         BinidxError: a task failed permanently, or `ATTEMPTS` times; the other tasks are stopped.
-        WorkerError: one task lost its worker `ATTEMPTS` times, or there was no worker for `no_worker_seconds`.
+        WorkerError: one task lost its worker `ATTEMPTS` times, there was no worker for `no_worker_seconds`, or a
+            worker of a cluster has another binidx.
         UnreachableError: the cluster's scheduler is gone, or did not answer for `lost_seconds`.
     """
     runner = TaskRunner(work, tasks, engine)
@@ -53,10 +57,13 @@ class TaskRunner(Generic[Task, Result]):
 
     Args:
         work, tasks, engine: as in `run_tasks`.
+        estimate: of the tasks, for people; logged when the engine has been opened.
     """
 
-    def __init__(self, work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], engine: JobEngine) -> None:
-        self._work, self._tasks, self._engine = work, tasks, engine
+    def __init__(
+        self, work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], engine: JobEngine, estimate: str = ""
+    ) -> None:
+        self._work, self._tasks, self._engine, self._estimate = work, tasks, engine, estimate
         self._queue: TaskQueue[Task] | None = None
         self._executor: Executor | None = None
         self._running = dict[Future[Result | TaskFailure], Attempt[Task]]()
@@ -70,6 +77,8 @@ class TaskRunner(Generic[Task, Result]):
         """
         if self._queue is None:
             self._executor = yield from Call(self._engine.open)
+            if self._estimate:
+                yield from Log(__name__, INFO, self._estimate)
             count = yield from Call(self._engine.count, (self._executor,))
             self._queue = TaskQueue(self._tasks, self._engine, count, (yield from Now()))
         queue = self._queue
@@ -118,13 +127,17 @@ class TaskRunner(Generic[Task, Result]):
             self._answer = yield from CallInThread(self._engine.count, (self._executor,))
         if self._answer is not None and (yield from WaitForFutures([self._answer], 0.0 if progress else 1.0)):
             answer, self._answer = self._answer.exception() or self._answer.result(), None
-        queue.look(progress, answer, (yield from Now()))
+        if notice := queue.look(progress, answer, (yield from Now())):
+            yield from Log(__name__, WARNING, notice)
 
 
 def _collect(future: Future[Result | TaskFailure]) -> Result | TaskFailure:
     """Return the result of a task. `work` returns its failures, so an exception means that the worker was lost."""
     try:
         return future.result()
+    except ImportError as error:  # of `worker_calls`, in Ray's with a traceback before it; or of an executor's own
+        text = str(error).splitlines()[-1].removeprefix("ImportError: ")
+        return TaskFailure(errors.WorkerError(text), transient=False)
     except Exception as error:
         return _lost_worker(error)
 

@@ -65,7 +65,8 @@ def run_stages_steps(
             watch.begin(stage.name, total, done, stage.unit)
 
         records = folder if stage.recorded else None
-        shell = make_parts_steps(stage.make, tasks, workers, records, advance=watch.advance, begin=begin, **options)
+        watched: dict[str, Any] = {"advance": watch.advance, "begin": begin, "unit": stage.unit}
+        shell = make_parts_steps(stage.make, tasks, workers, records, **watched, **options)
         results.append((yield from shell))
         if missing := len({task.name for task in tasks}) - len(results[-1]):
             break

@@ -40,11 +40,13 @@ class JobEngine:
 
     Attributes:
         open: returns the Executor; called again after an executor broke.
-        count: returns the number of tasks that an open executor runs at once; 0 if it has no worker at present.
+        count: returns the number of tasks that an open executor runs at once; 0 if it has no worker at present. Raises
+            WorkerError for a worker that can never carry out a task.
         owned: whether the executor is shut down at the end; False for an executor of the caller.
         central: whether results pass through the process that counts the workers, so that each proves that it lives.
         poll_seconds: interval between two counts of the workers while no task ends.
         no_worker_seconds: longest time without any worker.
+        name: name of the engine, for messages.
         pause: returns the seconds between a failure of a task and its next attempt, from the number of its failures.
         lost_seconds: longest time to answer a count of workers. Ray ends a driver that has not reached its head node
             for 60 seconds, with a message of its own; until then its workers go on and return results.
@@ -57,6 +59,7 @@ class JobEngine:
     poll_seconds: float = 10.0
     no_worker_seconds: float = 900.0
     lost_seconds: float = 30.0
+    name: str = "engine"
     pause: Callable[[int], float] = pause
 
 
@@ -114,6 +117,7 @@ class TaskQueue(Generic[Task]):
         self._numbers = itertools.count()
         self._is_exhausted, self._refusals = False, 0
         self._seen, self._asked, self._is_asking = now, -math.inf, False
+        self._named = -math.inf  # `_seen` when a notice was returned
         self.running = dict[Attempt[Task], None]()
         self.window = 2 * max(1, num_workers)
         self.error: errors.BinidxError | None = None
@@ -180,11 +184,14 @@ class TaskQueue(Generic[Task]):
         self._asked, self._is_asking = now, True
         return True
 
-    def look(self, progress: bool, answer: int | BaseException | None, now: float) -> None:
+    def look(self, progress: bool, answer: int | BaseException | None, now: float) -> str | None:
         """Note whether a task has ended in this turn, and a count of the workers; the job ends if all is silent.
 
         Args:
             answer: number of workers, or the error of the count; None: no answer has come.
+
+        Returns:
+            A notice that there has been no worker for `poll_seconds`, once until there is one.
         """
         engine, count = self._engine, answer if isinstance(answer, int) else 0  # other errors of an engine: no worker
         if answer is not None:
@@ -193,16 +200,21 @@ class TaskQueue(Generic[Task]):
             self.window = 2 * count
         if progress or count:
             self._seen = now
-        silent_since = max(self._asked, self._seen) if engine.central else self._asked
-        if isinstance(answer, errors.UnreachableError) and not progress:
+        silent_since, silence = max(self._asked, self._seen) if engine.central else self._asked, now - self._seen
+        tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self.running, 4))
+        if isinstance(answer, errors.WorkerError) or (isinstance(answer, errors.UnreachableError) and not progress):
             self.error = answer
         elif self._is_asking and now - silent_since > engine.lost_seconds:
             problem = f"no answer of the cluster for {engine.lost_seconds:.0f} s"
-            self.error = errors.UnreachableError(f"engine: {problem}; give the same command when it is back")
-        elif now - self._seen > engine.no_worker_seconds:
-            tasks = ", ".join(str(attempt.task) for attempt in itertools.islice(self.running, 4))
+            self.error = errors.UnreachableError(f"{engine.name}: {problem}; give the same command when it is back")
+        elif silence > engine.no_worker_seconds:
             problem = f"no worker for {engine.no_worker_seconds:.0f} s (killed, or out of memory?), running: {tasks}"
-            self.error = errors.WorkerError(f"engine: {problem}; start workers and give the same command again")
+            self.error = errors.WorkerError(f"{engine.name}: {problem}; start workers and give the same command again")
+        elif answer == 0 and silence >= engine.poll_seconds and self._named < self._seen:
+            self._named = self._seen
+            way = f"start workers; this command waits for one for {engine.no_worker_seconds:.0f} s"
+            return f"{engine.name}: no worker for {silence:.0f} s, waiting: {tasks}; {way}"
+        return None
 
     def _next(self, now: float) -> Attempt[Task] | None:
         """Return the first task that can run: a suspect, else one whose pause is over, else a new one."""

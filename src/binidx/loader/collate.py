@@ -201,7 +201,11 @@ def pack_batch(batch: Any, blocks: SharedBlocks | None = None) -> Any:
     has_positions, has_mask = bool((positions != np.arange(length)).any()), not ones.all()
     is_exact = (
         (labels[:, :-1] == tokens[:, 1:]).all()
-        and all(_fits(array) for array in (tokens, labels[:, -1], *([positions] if has_positions else ())))
+        # Numbers of 31 bits: negative ones would be pads to `GPTRows`.
+        and all(
+            array.min() >= 0 and array.max() < 1 << 31
+            for array in (tokens, labels[:, -1], *([positions] if has_positions else ()))
+        )
         and (not has_mask or np.count_nonzero(loss_mask.view(np.uint32)) == np.count_nonzero(ones))
     )
     if not is_exact:
@@ -227,11 +231,6 @@ def _as_array(value: Any) -> NDArray[Any] | None:
         return np.asarray(value.numpy())
     except (AttributeError, TypeError, RuntimeError):
         return None
-
-
-def _fits(array: NDArray[Any]) -> bool:
-    """Return whether all values are numbers of 31 bits; negative ones would be pads to `GPTRows`."""
-    return bool(array.min() >= 0 and array.max() < 1 << 31)
 
 
 def mask_words(length: int) -> int:

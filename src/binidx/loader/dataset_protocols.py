@@ -6,7 +6,7 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, cast, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,14 @@ from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.megatron_releases import find_rules_in_effect
 from binidx.dataset.served import get_split, list_parts
-from binidx.dataset.torch_bridge import Samples
+from binidx.dataset.torch_bridge import GPTBatch, Samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.html_table import format_html_table
 from binidx.order.order_protocols import Numbers
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite, provides
 from binidx.storage.requests.cancellation import Scope
-from binidx.storage.stores.registry import local_path
+from binidx.storage.stores.registry import place_of
 from binidx.storage.threads import OPENS
 
 if TYPE_CHECKING:
@@ -93,15 +93,25 @@ class DatasetView:
     def __len__(self) -> int:
         return len(self.wrapped)
 
+    @staticmethod
+    def unwrap(dataset: Any) -> Any:
+        """Return the dataset that a view serves; any other one is returned as it is."""
+        return dataset.wrapped if isinstance(dataset, DatasetView) else dataset
+
+    @overload
+    def __getitem__(self, idx: SupportsIndex) -> GPTBatch: ...
+    @overload
+    def __getitem__(self, idx: slice | Sequence[int]) -> list[GPTBatch]: ...
     def __getitem__(self, idx: Any) -> Any:
         return self.wrapped[idx]
 
-    def __getitems__(self, idxs: Sequence[int]) -> Any:
+    def __getitems__(self, idxs: Sequence[int]) -> Sequence[GPTBatch]:
         """Return the samples of a batch, whose tokens are read at once."""
-        return self.wrapped.__getitems__(idxs)
+        samples: Any = self.wrapped.__getitems__(idxs)
+        return cast(Sequence[GPTBatch], samples)
 
     def __repr__(self) -> str:
-        return repr(self.wrapped)
+        return f"{type(self).__name__} of {self.wrapped!r}"
 
     def _repr_html_(self) -> str:
         return self.wrapped._repr_html_()
@@ -196,12 +206,9 @@ def is_pure(dataset: Any) -> bool:
     return bool(kinds) and not any(own_methods(kind, *SAMPLE_METHODS) for kind in kinds)
 
 
-def reads_remotely(dataset: Any) -> bool:
-    """Return whether a dataset names readers of bytes that are not on this machine."""
+def remote_places(dataset: Any) -> set[str]:
+    """Return the hosts and buckets of the readers that a dataset names; none for bytes on this machine."""
     readers = dataset.token_readers() if isinstance(dataset, StoredSamples) else []
-    return any(local_path(component.uri) is None for reader in readers for component in _components(reader))
-
-
-def _components(reader: RangeReader) -> Sequence[RangeReader]:
-    composite = as_composite(reader)
-    return composite.component_readers() if composite else [reader]
+    composites = [(reader, as_composite(reader)) for reader in readers]
+    parts = [part for reader, own in composites for part in (own.component_readers() if own else [reader])]
+    return {place_of(part.uri) for part in parts} - {"file://"}

@@ -20,13 +20,29 @@ import torch
 import torch.distributed
 from torch.utils._pytree import tree_map_only  # torch has no public function for it
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, PeerError
 from binidx.loader.collate import WorkerBatch, mask_words, pack_batch
 
 BATCHES_AHEAD = 3
 
 MOST_PINNED = 64
 """Most pinned tensors that a slot keeps: batches of many lengths need as many."""
+
+
+def parse_device(device: Any) -> torch.device:
+    """Return a device by its name.
+
+    Raises:
+        ConfigError: no name of a device, or this process has no CUDA.
+    """
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device: found {device!r}, needs a name that torch.device takes, such as 'cuda'") from None
+    if parsed.type == "cuda" and not torch.cuda.is_available():
+        built = "torch sees no GPU" if torch.version.cuda else "this torch is built without CUDA"
+        raise ConfigError(f"device: found {str(parsed)!r}, {built}; leave device out for batches in memory")
+    return parsed
 
 
 class DeviceBatches(Iterator[Any]):
@@ -43,6 +59,7 @@ class DeviceBatches(Iterator[Any]):
 
     Raises:
         ConfigError: no batches on the first rank of the group.
+        PeerError: on the other ranks of the group: the first one could not read a batch.
 
     Example:
         >>> for batch in binidx.DeviceBatches(loader, "cuda"):
@@ -54,7 +71,7 @@ class DeviceBatches(Iterator[Any]):
     def __init__(
         self, batches: Iterable[Any] | None, device: Any, *, ahead: int = BATCHES_AHEAD, group: Any = None
     ) -> None:
-        self._device = torch.device(device)
+        self._device = parse_device(device)
         self._group: Any = None if group is None or torch.distributed.get_world_size(group) == 1 else group
         self._is_reader = self._group is None or torch.distributed.get_rank(self._group) == 0
         if self._is_reader and batches is None:
@@ -72,14 +89,23 @@ class DeviceBatches(Iterator[Any]):
 
     def _receive(self) -> Iterator[Any]:
         """Yield the batches of the source, as blocks where they can be; ranks that do not read receive them."""
-        while (batch := self._share(next(self._source, None))) is not None:
+        while (batch := self._share()) is not None:
             yield batch
 
-    def _share(self, batch: Any) -> Any:
-        """Send a batch to the group, if there is one, or receive it; None after the last."""
-        batch = pack_batch(batch)
+    def _share(self) -> Any:
+        """Send the next batch to the group, if there is one, or receive it; None after the last.
+
+        Raises:
+            PeerError: on the ranks that do not read: the first one raised an error, which it has sent.
+        """
         if self._group is None:
-            return batch
+            return pack_batch(next(self._source, None))
+        error = None
+        try:
+            batch = pack_batch(next(self._source, None))
+        except Exception as found:  # else the others would wait for this batch until the group's timeout
+            error = found
+            batch = PeerError(f"batches: their reader, rank {torch.distributed.get_rank()}: {found!r}; see its log")
         is_block = isinstance(batch, WorkerBatch)
         shape = tuple(batch.block.shape) if is_block else None
         # The block crosses as a tensor; what describes it is pickled.
@@ -87,6 +113,8 @@ class DeviceBatches(Iterator[Any]):
         source = torch.distributed.get_global_rank(self._group, 0)
         torch.distributed.broadcast_object_list(described, src=source, group=self._group)
         received, shape = described[0]
+        if error or isinstance(received, PeerError):
+            raise error or received
         if shape is None:
             return received
         on_device = torch.distributed.get_backend(self._group) == "nccl"

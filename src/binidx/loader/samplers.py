@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +195,8 @@ class MegatronPretrainingSampler(PretrainingSampler):
             IndexError: the samples do not fill so many steps.
         """
         steps = self.total_samples // self.samples_per_step
+        if not isinstance(step, SupportsIndex):
+            raise TypeError(f"loader: found {step!r}, needs the number of a step; loader[0] is a batch")
         if not -steps <= step < steps:
             raise IndexError(f"step {step}: {self.total_samples} samples fill {steps} of {self.samples_per_step}")
         return self._slice(step % steps * self.samples_per_step)

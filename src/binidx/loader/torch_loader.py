@@ -15,14 +15,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
-from binidx.dataset.config import Split, did_you_mean_option
+import binidx
+from binidx.dataset.config import Split
 from binidx.dataset.megatron_releases import parse_release_name
 from binidx.dataset.rank_comparison import compare_with_ranks
 from binidx.dataset.served import get_sequence_length, get_split, get_stored_order
-from binidx.dataset.torch_bridge import choose_topology, count_known_processes, find_topology, missing_torch
-from binidx.errors import ConfigError, FormatError, StorageError, trims_traceback, warn_once
+from binidx.dataset.torch_bridge import check_topology, choose_topology, count_known_processes, missing_torch
+from binidx.errors import ConfigError, FormatError, StorageError, check_option_names, trims_traceback, warn_once
 from binidx.loader.collate import CollateForTrainer, WorkerBatch
 from binidx.loader.dataset_protocols import (
     DatasetView,
@@ -32,10 +33,11 @@ from binidx.loader.dataset_protocols import (
     find_megatron_samples,
     is_full_validation,
     is_pure,
-    reads_remotely,
+    remote_places,
 )
-from binidx.loader.loader_state import State, check_state, describe_walk, fingerprint
+from binidx.loader.loader_state import State, check_state, describe_walk, fingerprint, order_facts
 from binidx.loader.losses import LossRecorder
+from binidx.loader.monitoring import WAITS, watch_process
 from binidx.loader.readahead import ReadAheadDataset
 from binidx.loader.samplers import (
     DataloaderType,
@@ -46,7 +48,7 @@ from binidx.loader.samplers import (
     check_consumed_samples,
 )
 from binidx.loader.worker_usage import WorkerUsage
-from binidx.storage.stats import add_usage, span, usage, usage_since
+from binidx.storage.stats import Histograms, add_usage, find_histograms, note_seconds, span, usage, usage_since
 from binidx.storage.threads import background
 from binidx.storage.usage_report import log_report, rates, sum_usage
 
@@ -54,16 +56,16 @@ try:
     import torch
     from torch.utils.data import DataLoader
 
-    from binidx.loader.device_batches import DeviceBatches
+    from binidx.loader.device_batches import DeviceBatches, parse_device
 except ModuleNotFoundError as error:
     raise missing_torch() from error
 
+Batch = TypeVar("Batch")
 logger = logging.getLogger(__name__)
 INSTEAD = {
     "batch_size": "micro_batch_size=",
     "shuffle": "samples are shuffled; dataloader_type='cyclic' shuffles them anew each epoch",
-    "sampler": "binidx.megatron.MegatronPretrainingSampler in a torch DataLoader",
-    "batch_sampler": "binidx.megatron.MegatronPretrainingSampler in a torch DataLoader",
+    **dict.fromkeys(("sampler", "batch_sampler"), "binidx.megatron.MegatronPretrainingSampler in a torch DataLoader"),
     "drop_last": "a last batch that is not full is left out",
 }
 """Options of torch's DataLoader that cannot be given here, and what to give instead."""
@@ -89,7 +91,7 @@ def build_pretraining_data_loader(
     group: Any = None,
     losses_to: str | os.PathLike[str] | None = None,
     **dataloader_options: Any,
-) -> PretrainingLoader | None:
+) -> PretrainingLoader[Any] | None:
     """Return a loader of the micro-batches of this rank, from `consumed_samples` on.
 
     For a validation split whose config has `full_validation`, the loader serves all its samples, one at a time, from
@@ -135,8 +137,7 @@ def build_pretraining_data_loader(
     """
     if dataset is None:
         return None
-    if isinstance(dataset, DatasetView):
-        dataset = dataset.wrapped
+    dataset = DatasetView.unwrap(dataset)
     if wrong := [f"{name} ({INSTEAD[name]})" for name in dataloader_options if name in INSTEAD]:
         raise ConfigError(f"loader: found {', '.join(wrong)}; its sampler decides these")
     counts = {"micro_batch_size": micro_batch_size, "num_workers": num_workers, "look_ahead": look_ahead}
@@ -144,13 +145,13 @@ def build_pretraining_data_loader(
     for name, count in counts.items():
         if not isinstance(count, SupportsIndex | None):
             raise ConfigError(f"{name}: found {count!r}, needs a whole number")
+    if num_workers is None or num_workers < 0:
+        raise ConfigError(f"num_workers: found {num_workers}, needs a whole number of at least 0")
     known = [*inspect.signature(DataLoader).parameters, *inspect.signature(build_pretraining_data_loader).parameters]
-    if unknown := [name for name in dataloader_options if name not in known]:
-        way = did_you_mean_option(unknown[0], known, "help(binidx.build_pretraining_data_loader) has all")
-        raise ConfigError(f"loader: unknown option {', '.join(unknown)}; {way}")
+    check_option_names("loader", dataloader_options, known, "help(binidx.build_pretraining_data_loader) has all")
     if isinstance(dataset, list | tuple) and any(get_split(member) for member in dataset):
         raise ConfigError(f"dataset: found a list of {len(dataset)} datasets, needs one; make a loader for each")
-    topology = micro_batch_size, *_topology(data_parallel_rank, data_parallel_size)
+    topology = micro_batch_size, *check_topology(data_parallel_rank, data_parallel_size)
     sampler: PretrainingSampler = (
         MegatronFullValidationSampler(len(dataset), *topology[1:])
         if is_full_validation(dataset)
@@ -169,18 +170,7 @@ def build_pretraining_data_loader(
     return PretrainingLoader(dataset, batch_sampler=sampler, **places, **{**defaults, **dataloader_options})
 
 
-def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
-    if (rank is None or size is None) and (num_processes := find_topology().size) > 1:
-        raise ConfigError(
-            f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {num_processes} processes; "
-            "give both, or every rank would read the same samples: *binidx.find_topology() if each reads its own, "
-            '*binidx.find_topology(mesh["dp"]) or (parallel_state) if some share theirs; a loader of load_dataset '
-            'takes mesh=mesh["dp"] in their place'
-        )
-    return rank or 0, 1 if size is None else size
-
-
-class PretrainingLoader(ShownLoader, DataLoader[Any]):
+class PretrainingLoader(ShownLoader, DataLoader[Batch]):
     """torch's DataLoader with a state, read-ahead, random access to steps, and counters of the trainer's waiting.
 
         loader[41_200]              this rank's micro-batch of that step of the whole run
@@ -225,22 +215,24 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         if look_ahead is not None and look_ahead < 0:
             raise ConfigError(f"look_ahead: found {look_ahead}, needs a number of batches, 0 for none, or None")
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
-        self._reads_ahead = (reads_remotely(dataset) and is_pure(dataset)) if look_ahead is None else look_ahead > 0
-        self._look_ahead, self._device, self._group = look_ahead, device, group
+        by_itself = look_ahead is None and bool(remote_places(dataset)) and is_pure(dataset)
+        self._reads_ahead = by_itself or bool(look_ahead)
+        self._look_ahead, self._group = look_ahead, group
+        self._device = None if device is None else parse_device(device)
         self._losses = LossRecorder(losses_to, batch_sampler.data_parallel_rank)
         self._option_names = [*options]
         self._worker_usage: WorkerUsage | None = None
         self._reader: DataLoader[Any] | None = None
         self._sampler = batch_sampler
         self._consumed_samples = batch_sampler.consumed_samples
-        self._name, self._num_positions, self._is_compared = "", 0, False
+        self._name, self._num_positions, self._is_compared, self._order_facts = "", 0, False, dict[str, State]()
         self._usage_before = usage()
 
     def __len__(self) -> int:
         return self._sampler.num_batches
 
     @trims_traceback
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # torch names its own class
         self._compare_with_ranks()
         if isinstance(self._sampler, MegatronPretrainingRandomSampler):
             self._sampler.consumed_samples = self._consumed_samples
@@ -254,7 +246,8 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
             batches = DeviceBatches(self._read_if_taken(), self._device or "cpu", group=self._group)
         return Batches(batches, counts, self._count_batch, pin=self.pin_memory)
 
-    def __getitem__(self, step: int) -> Any:
+    @trims_traceback
+    def __getitem__(self, step: int) -> Batch:
         """Read and return the micro-batch of this rank at a step of the whole run, without read-ahead or workers.
 
         Args:
@@ -267,7 +260,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
             IndexError: the run has no such step.
         """
         assert self.collate_fn is not None
-        batch = self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
+        batch: Batch = self.collate_fn(batch_reader(self.dataset)(self._sampler.batch(step)))
         return batch if self._device is None else next(DeviceBatches([batch], self._device))
 
     def record_losses(self, step: int | None, losses: Any) -> None:
@@ -293,28 +286,41 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
     def metrics(self, since: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return what this process has served, read and paid since the loader was made, for dashboards.
 
-        Reads are counted by process, so those of other loaders in it, and of its workers, are included.
+        Reads are counted by process, with those of other loaders in it; of workers only if these read ahead.
 
         Args:
-            since: earlier metrics of this loader: the result is then of the time since them.
+            since: earlier metrics of this loader: the result is of the time since them, with ratios.
 
         Returns:
             Sums: samples, tokens, samples_ahead (read and not served), seconds, wait_seconds (of the trainer),
             requests, retries, hedges, refused (with 429 or 503), bytes_moved, bytes_wanted (of stores), bytes_local,
             memory_hits, memory_misses, disk_hits, disk_misses (chunks of caches), throttled_seconds (in which requests
             waited for the rate of a store), throttled_allowed, throttled_served, dollars (list price of the requests).
-            Ratios, 0 if nothing happened: tokens_per_second, wait_share, memory_hit_rate, disk_hit_rate, request_limit
-            and goodput (requests a second of the node while it was throttled: allowed, and answered).
+            With `since` also ratios, 0 if nothing happened: tokens_per_second, wait_share, memory_hit_rate,
+            disk_hit_rate, request_limit and goodput (requests a second of the throttled node: allowed, and answered).
 
         Example:
-            >>> loader.metrics()["tokens_per_second"]
+            >>> loader.metrics(since=before)["tokens_per_second"]
 
         Source: ours.
         """
         sums = sum_usage(usage_since(self._usage_before))
-        if since is not None:
-            sums = {name: count - since[name] for name, count in sums.items()}
+        if since is None:
+            return sums
+        sums = {name: count - since[name] for name, count in sums.items()}
         return sums | rates(sums)
+
+    def histograms(self) -> Histograms:
+        """Return histograms of the seconds for which this process waited.
+
+        Returns:
+            By kind and bucket ("" if the kind has none): request (at most 256 KiB) and large_request of each bucket,
+            local_read, cache_read (that waited for a disk), cache_write, next (batch). Each has `count`, `counts` (by
+            `binidx.storage.stats.BOUNDS`), and sums: `loader.histograms()["next", ""].seconds`, `bytes`.
+
+        Source: Prometheus.
+        """
+        return find_histograms(usage())
 
     @property
     def consumed_samples(self) -> int:
@@ -331,15 +337,20 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
     def state_dict(self) -> State:
         """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
 
-        Also `total_samples`, the samples of the dataset; `order`, the identity of the run that a baked one stores; and
-        `tokens`, the digests of the tokens of each dataset, if there are any; `megatron_samples`, the release of
-        Megatron, if samples depend on it. Recorded losses of this rank are written before, since a run that resumes
-        from the state does not record them again.
+        Also `total_samples`, the samples of the dataset; `facts`, by which a refusal names what differs; `order`, the
+        identity of the run that a baked one stores; and `tokens`, the digests of the tokens of each dataset, if there
+        are any; `megatron_samples`, the release of Megatron, if samples depend on it; `library`, the version of binidx,
+        which is never compared. Recorded losses of this rank are written before, since a run that resumes from the
+        state does not record them again.
         """
         self._losses.close()
         sampler, order = self._sampler, get_stored_order(self.dataset)
-        state: State = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, sampler)}
-        state |= {"total_samples": sampler.total_samples, **({} if order is None else {"order": order})}
+        digest = fingerprint(self.dataset, sampler)
+        if digest not in self._order_facts:  # which a third of a state's time went into, of a blend of 40 datasets
+            self._order_facts = {digest: order_facts(self.dataset, sampler)}
+        state: State = {"consumed_samples": self.consumed_samples, "fingerprint": digest}
+        state |= {"total_samples": sampler.total_samples, "library": binidx.__version__}
+        state |= {"facts": {**self._order_facts[digest]}, **({} if order is None else {"order": order})}
         if release := find_megatron_samples(self.dataset):
             state["megatron_samples"] = parse_release_name(release)
         try:
@@ -410,7 +421,7 @@ class PretrainingLoader(ShownLoader, DataLoader[Any]):
         if self._reader is not None:
             return self._reader
         sampler: Any = self._sampler
-        self._worker_usage = WorkerUsage(self.num_workers) if self.num_workers else None
+        self._worker_usage = WorkerUsage(self.num_workers, remote_places(self.dataset)) if self.num_workers else None
         on_batch = bool if self._worker_usage is None else self._worker_usage.write
         ahead: Any = ReadAheadDataset(self.dataset, sampler, num_batches=self._look_ahead, on_batch=on_batch)
         options = {name: getattr(self, name) for name in self._option_names}
@@ -437,21 +448,24 @@ class Batches(Iterator[Any]):
         self._batches, self._counts, self._on_batch = batches, counts, on_batch
         self._pin = pin and torch.cuda.is_available()
         self._before, self._last = usage(), time.perf_counter()
+        watch_process()
         self._close: Callable[[], object] | None = None
 
     @trims_traceback
     def __next__(self) -> Any:
-        began = time.perf_counter()
+        began = WAITS[self] = time.perf_counter()
         try:
             batch = next(self._batches) if self._close else span("binidx.first_batch")(next)(self._batches)
+            if isinstance(batch, WorkerBatch):
+                batch = batch.unpack(pin=self._pin)
         except StopIteration:
-            if self._close is not None:
-                self._close()
+            (self._close or bool)()
             raise
-        if isinstance(batch, WorkerBatch):
-            batch = batch.unpack(pin=self._pin)
+        finally:
+            del WAITS[self]
         last, self._last = self._last, time.perf_counter()
         add_usage({**self._counts, "seconds": self._last - last, "wait_seconds": self._last - began})
+        note_seconds("next", self._last - began)
         before = self._before
         self._close = self._close or background().add(self, lambda: log_report(usage_since(before)))
         self._on_batch()

@@ -40,6 +40,20 @@ def check_token(dtype_code: int, item_bytes: int) -> None:
         raise ValueError(f"bytes of a token: {item_bytes} of dtype {dtype_code}, needs {TOKEN_BYTES}")
 
 
+def borrow(content: Any, kind: Any = "char[]", *, write: bool = False) -> Any:
+    """Return a pointer to the bytes of a buffer, which it keeps alive.
+
+    cffi gets an array, never a `memoryview`: where a view and a pointer into it are garbage in one cycle, Python 3.11
+    and 3.12 clear the view although its buffer is held, and crash as they free it.
+
+    Args:
+        content: an array or another buffer.
+        kind: C type of the pointer.
+        write: whether the buffer must be writable.
+    """
+    return ffi.from_buffer(kind, np.asarray(memoryview(content)), require_writable=write)
+
+
 def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
     """Return a `const void *` to an array, which may be unaligned, like those mapped from an `.idx`."""
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
@@ -120,7 +134,7 @@ class Mapped:
     """
 
     def __init__(self, content: memoryview, *, disk: bool) -> None:
-        self.owner = ffi.from_buffer(content)
+        self.owner = borrow(content)
         self.template = ffi.new(MAPPING)
         self.template.base, self.template.size = int(ffi.cast("intptr_t", self.owner)), len(content)
         self.template.page_bytes = PAGESIZE if disk else 0

@@ -57,10 +57,6 @@ class Blend:
         padded[: self.num] = values
         return padded
 
-    def can_guess(self) -> bool:
-        """Return whether the weights sum to 1; if not, estimated counts are wrong, and replay draws all rows again."""
-        return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
-
     def counts_at(self, sample: int) -> NDArray[np.float64]:
         """Estimate how many samples of each dataset precede a sample of the blend, shape (width,).
 
@@ -113,8 +109,10 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
         chunk: rows of a chunk; by default the size over lanes and threads, or 0 (no chunks) if that is too small.
     """
     if chunk is None:
+        # Unless the weights sum to 1, estimated counts are wrong, and replay draws all rows again.
+        estimated = blend.weights.max() <= 1 and abs(blend.weights.sum() - 1) * blend.size < 0.5
         chunk = blend.size // (blend.lanes * num_threads)
-        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not blend.can_guess() else chunk
+        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not estimated else chunk
     span = blend.lanes * chunk
     firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
     starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
-from binidx.native.arguments import check_token, items, pointer, runnable
+from binidx.native.arguments import borrow, check_token, items, pointer, runnable
 
 NUMBERS, GATHER = ffi.typeof("int64_t[]"), ffi.typeof("binidx_gather *")
 FLOATS, SHORT = ffi.typeof("float *"), ffi.typeof("int32_t *")
@@ -300,7 +300,7 @@ class Rows:
         if len(bounds) != len(rows) + 1:
             raise ValueError(f"bounds: wrong number (found {len(bounds)}, need {len(rows) + 1} for {len(rows)} rows)")
         check_token(dtype_code, item_bytes)
-        buffers = [ffi.from_buffer(piece) for piece in pieces]  # C borrows them
+        buffers = [borrow(piece) for piece in pieces]  # C borrows them
         starts = np.array([int(ffi.cast("intptr_t", buffer)) for buffer in buffers], np.int64)
         ranges = np.stack([starts, starts + np.array([piece.nbytes for piece in pieces], np.int64)], axis=1)
         g, keep = self._bind_rows(rows), (items(ranges, np.int64, 2), items(bounds, np.int64))
@@ -338,7 +338,7 @@ class GPTRows(Rows):
         self.positions: NDArray[np.int64] = np.ndarray((*lead, length), np.int64, block, 16 * cells)
         self.loss_mask: NDArray[np.float32] = np.ndarray((*lead, length), np.float32, block, 24 * cells)
         g = self.bound
-        words = g.tokens = ffi.from_buffer(NUMBERS, block)
+        words = g.tokens = borrow(block, NUMBERS)
         g.labels, g.positions, g.loss_mask = words + cells, words + 2 * cells, ffi.cast(FLOATS, words + 3 * cells)
         self.block = words
         if pieces:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
-from binidx.native.arguments import LEVEL, count, items, runnable
+from binidx.native.arguments import LEVEL, borrow, count, items, runnable
 
 SHUFFLES = {size: getattr(lib, f"binidx_shuffle_{size}") for size in (1, 2, 4, 8)}
 """Bytes of an item -> C function that shuffles such items."""
@@ -50,7 +50,7 @@ class RandomState:
         if not array.flags.c_contiguous:
             raise TypeError(f"shuffle: strides {array.strides}, needs a contiguous array")
         shuffle = SHUFFLES[array.itemsize]
-        shuffle(self._rng, ffi.from_buffer(array, require_writable=True), len(array))
+        shuffle(self._rng, borrow(array, write=True), len(array))
 
 
 def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:

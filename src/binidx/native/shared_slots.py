@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
+from binidx.native.arguments import borrow
 
 
 class SharedSlots:
@@ -40,7 +41,7 @@ class SharedSlots:
         return self._array(ffi.gc(self._words(slot) + 1, give), shape)
 
     def _words(self, slot: int) -> Any:
-        return ffi.cast("int64_t *", ffi.from_buffer(self.memory)) + slot * self.memory.shape[1]
+        return ffi.cast("int64_t *", borrow(self.memory)) + slot * self.memory.shape[1]
 
     @staticmethod
     def _array(words: Any, shape: tuple[int, int]) -> NDArray[np.int32]:

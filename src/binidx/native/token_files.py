@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx._native import ffi, lib
 from binidx.errors import FormatError
-from binidx.native.arguments import items, pointer
+from binidx.native.arguments import borrow, items, pointer
 
 
 def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int) -> tuple[int, int]:
@@ -40,8 +40,7 @@ def count_valid_documents(document_indices: NDArray[np.int64], num_sequences: in
         document_indices: first sequence of each document, then the end, shape (num_documents + 1,); may be unaligned.
         num_sequences: largest allowed bound.
     """
-    bounds = pointer(document_indices, np.int64)
-    return int(lib.binidx_check_documents(bounds, len(document_indices), num_sequences))
+    return int(lib.binidx_check_documents(pointer(document_indices, np.int64), len(document_indices), num_sequences))
 
 
 # uint16 and int32 are types of Megatron, uint32 is that of tokenizer engines.
@@ -74,7 +73,7 @@ def wrap_rows(
     out = np.empty(capacity, kind)
     before, behind = np.array(prefix, np.uint32), np.array(suffix, np.uint32)
     wrapping = ffi.new("binidx_wrapping *", {
-        "ids": items(ids, np.uint32), "offsets": items(offsets, np.int64), "out": ffi.from_buffer(out),
+        "ids": items(ids, np.uint32), "offsets": items(offsets, np.int64), "out": borrow(out),
         "prefix": items(before, np.uint32), "suffix": items(behind, np.uint32), "num_ids": len(ids),
         "num_rows": len(offsets) - 1, "num_prefix": len(before), "num_suffix": len(behind), "room": capacity,
         "largest": LARGEST[kind], "item_bytes": kind.itemsize, "empty_too": empty_too,

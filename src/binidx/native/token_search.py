@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
-from binidx.native.arguments import items
+from binidx.native.arguments import borrow, items
 from binidx.native.text_folding import FoldTable
 
 PADDING = 16
@@ -70,7 +70,7 @@ class FoldedTokens:
         """Return the tokens of a table, folded."""
         folding, data = table.begin(), items(tokens.data, np.uint8)
         buffer = bytearray(table.longest * int(np.diff(tokens.offsets).max(initial=0)))
-        out, folded, kinds = ffi.from_buffer("uint8_t[]", buffer), list[bytes](), bytearray()
+        out, folded, kinds = borrow(buffer, "uint8_t[]"), list[bytes](), bytearray()
         for start, stop in itertools.pairwise(tokens.offsets.tolist()):
             length = lib.binidx_fold_text(folding, data + start, stop - start, out, ffi.NULL)
             folded.append(token := bytes(buffer[:length]))
@@ -120,7 +120,7 @@ class TokenSearch:
         buffer = np.empty(room, np.uint8)
         self._scan = ffi.new("binidx_scan *", {
             "patterns": self._patterns, "longest_token": longest, "item_bytes": item_bytes, "room": room,
-            "text": items(buffer, np.uint8), "hits": ffi.from_buffer("int64_t[]", self._hits),
+            "text": items(buffer, np.uint8), "hits": borrow(self._hits, "int64_t[]"),
             "room_hits": len(self._hits), "rows": items(rows, np.int64),
         })  # fmt: skip
         if table is not None:
@@ -148,7 +148,7 @@ class TokenSearch:
         item_bytes = self._scan.item_bytes
         if bounds[0] < 0 or bounds[-1] * item_bytes > len(tokens) or (np.diff(bounds) < 0).any():
             raise ValueError(f"bounds: {bounds[0]} to {bounds[-1]}, need rising ones in {len(tokens)} bytes")
-        data, first, found = ffi.from_buffer(tokens), 0, [np.empty((0, 4), np.int64)]
+        data, first, found = borrow(tokens), 0, [np.empty((0, 4), np.int64)]
         while True:
             rest = np.ascontiguousarray(bounds[first:])
             done = lib.binidx_scan_documents(self._scan, data, items(rest, np.int64), len(rest) - 1, is_open)

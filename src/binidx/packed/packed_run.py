@@ -38,6 +38,7 @@ from binidx.packed.packed_blocks import PackedBlocks
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WeightSchedule, order_files
 from binidx.run.global_order import SampleReads
+from binidx.run.joined_sources import unknown_source
 from binidx.run.run_order import STRETCH_POSITIONS, Docs, RunOrder
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.location import Location
@@ -240,7 +241,7 @@ class PackedRunOrder(RunOrder):
         if name is None or name in names:
             return sources
         if name not in sources:
-            raise ConfigError(f"--source: found {name}, needs one of {', '.join([*names, *sources])}")
+            raise unknown_source(name, [*names, *sources])
         return {name: sources[name]}
 
     def samples_named(self, name: str) -> Numbers:

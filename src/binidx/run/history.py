@@ -11,7 +11,9 @@ Every question takes steps of the whole history, and is answered run by run, eac
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -26,7 +28,8 @@ from binidx.order.view import describe_place, find_read
 from binidx.run.joined_sources import JoinedSources, join_sources
 from binidx.run.run_file import Run
 from binidx.run.run_kind import is_packed_run
-from binidx.run.run_order import RunOrder
+from binidx.run.run_order import RunOrder, check_fingerprint
+from binidx.run.run_parts import PerProcess
 from binidx.run.schedule import check_steps
 from binidx.storage.location import Location
 
@@ -144,6 +147,11 @@ class RunHistory:
         """Digest of everything on which the orders of the runs depend, and of their data, 32 hex digits."""
         parts = [self.order_of(run).fingerprint for run in self.parts]
         return parts[0] if len(parts) == 1 else hashlib.md5("".join(parts).encode(), usedforsecurity=False).hexdigest()
+
+    def per_process(self) -> PerProcess[RunHistory]:
+        """Return the history for the parts of a job; other processes open its runs."""
+        runs = [replace(run, directory=run.directory or os.getcwd()) for run in self.runs]
+        return PerProcess(self, functools.partial(check_fingerprint, replace(self, runs=runs), self.fingerprint))
 
     def num_steps(self) -> int | None:
         """Count the steps of the history.

@@ -12,10 +12,11 @@ alike. No token is read.
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -47,7 +48,7 @@ class JoinedSources:
     def select(self, name: str | None) -> Mapping[str, Source]:
         """Return the datasets by their names: the one that has a prefix, or all; ConfigError if there is none."""
         if name is not None and name not in self.names:
-            raise ConfigError(f"--source: found {name}, needs one of {', '.join(self.sources)}")
+            raise unknown_source(name, self.sources)
         return self.sources if name is None else {self.names[name]: self.sources[self.names[name]]}
 
     def names_of(self, sources: Sequence[Source]) -> list[str]:
@@ -60,6 +61,13 @@ class JoinedSources:
             if source is (first := self.sources[name]) or source.dataset.identity == first.dataset.identity:
                 continue
             raise ConfigError(f"{name}: replaced between two runs (found other lengths); ask about each run alone")
+
+
+def unknown_source(name: str, sources: Iterable[str]) -> ConfigError:
+    """Return the error for a name that no source of a run has, with those that may be meant, or all."""
+    near = [each for each in sources if each.endswith(f"/{name}")] or difflib.get_close_matches(name, [*sources])
+    way = f"did you mean {' or '.join(near[:3])}?" if near else f"needs one of {', '.join(sources)}"
+    return ConfigError(f"--source: found {name}, {way}")
 
 
 def join_sources(datasets: Sequence[Sequence[Source]], same_data: Sequence[Mapping[str, str]] = ()) -> JoinedSources:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
 import os
@@ -9,40 +10,42 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Number
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.whole_dataset import read_tokenizers, warn_of_tokenizers
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
-from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, did_you_mean_option, find_token
+from binidx.dataset.config import GPTDatasetConfig, SpecialTokens, Split, find_token
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.served import list_parts
-from binidx.dataset.torch_bridge import choose_topology, count_known_processes, is_first_rank
-from binidx.errors import ConfigError, redacted, redacted_text, trims_traceback
+from binidx.dataset.torch_bridge import GPTBatch, choose_topology, count_known_processes, is_first_rank
+from binidx.errors import ConfigError, check_option_names, redacted, redacted_text, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.jobs.parts import Workers
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.run.run_file import Run
 from binidx.storage.location import Location
-from binidx.storage.threads import OPENS
+from binidx.storage.settings import OURS
 from binidx.tokenizers.describe import describe_tokenizer
 from binidx.tokenizers.spec import TokenizerSpec
 
 if TYPE_CHECKING:
     from binidx.loader.torch_loader import PretrainingLoader
     from binidx.run.display.sample_text import ShownSample
+    from binidx.run.load_options import LoadOptions
 
 logger = logging.getLogger(__name__)
 
 OTHER_OPTIONS = {
     "mmap": "did you mean mmap_bin_files?",
-    "cache_dir": "did you mean path_to_cache?",
     "shuffle": "samples are shuffled by random_seed",
     **dict.fromkeys(("batch_size", "consumed_samples", "num_workers", "mesh", "device"), "give it to loader()"),
 }
 """Option of other libraries, or of the loader -> the hint."""
+MOST_COMPARED = 100
+"""Most datasets whose manifests `load_dataset` reads, at once, to compare tokenizers; `binidx plan` has no bound."""
 
 
 @trims_traceback
@@ -55,7 +58,9 @@ def load_dataset(
     num_samples: int | None = None,
     random_seed: int = 1234,
     tokenizer: Any = None,
-    **options: Any,
+    cache_dir: str | os.PathLike[str] | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
+    **options: Unpack[LoadOptions],
 ) -> LoadedDataset:
     """Open tokens in any store as a map-style dataset of GPT samples.
 
@@ -72,6 +77,10 @@ def load_dataset(
             accepts. Only its EOD and its pad are used. None: neither is known, which is right unless the data contains
             pads. Where `eod_mask_loss`, `reset_position_ids` or `reset_attention_mask` needs an EOD and none is given,
             it is that of the datasets' manifests.
+        cache_dir: directory of the disk cache of fetched bytes, on this node or shared by nodes. None: that of
+            `storage_options`, else BINIDX_CACHE_DIR, else no disk cache.
+        index_dir: directory of this node for `.idx` files and arrays of indices, without a disk cache. None: that of
+            `storage_options`, else BINIDX_INDEX_DIR, else one of this user in the temporary directory.
         options: further fields of `GPTDatasetConfig`, such as `storage_options` and `path_to_cache`. With `read_plan`,
             the first start writes a read plan into `path_to_cache` while it trains, and later ones read no index.
 
@@ -92,11 +101,8 @@ def load_dataset(
     if which not in Split.__members__:
         raise ConfigError(f"which: found {which!r}, needs 'train', 'valid' or 'test'")
     known = [field.name for field in fields(GPTDatasetConfig) if field.init]
-    if unknown := sorted(options.keys() - {*known}):
-        way = OTHER_OPTIONS.get(unknown[0]) or did_you_mean_option(
-            unknown[0], known, "help(binidx.GPTDatasetConfig) has all"
-        )
-        raise ConfigError(f"load_dataset: unknown option {', '.join(unknown)}; {way}")
+    own = ("which", "num_samples", "cache_dir", "index_dir")
+    check_option_names("load_dataset", options, [*known, *own], "help(binidx.GPTDatasetConfig) has all", OTHER_OPTIONS)
     if not isinstance(num_samples, SupportsIndex | None) or (num_samples is not None and num_samples < 1):
         raise ConfigError(f"num_samples: found {num_samples!r}, needs a whole number of at least 1")
     if isinstance(tokenizer, Number | Mapping | list | tuple):
@@ -108,18 +114,39 @@ def load_dataset(
     elif isinstance(tokenizer, str | os.PathLike):
         given = os.fspath(tokenizer)
         tokenizer = describe_tokenizer(given)
+    places = {"cache_dir": cache_dir, "index_dir": index_dir}
+    if places := {name: os.fspath(place) for name, place in places.items() if place is not None}:
+        if len(places) == 2:
+            raise ConfigError("cache_dir, index_dir: found both, need one: a disk cache holds the index files, too")
+        stored = options.get("storage_options") or {}
+        options["storage_options"] = {**stored, OURS: {**(stored.get(OURS) or {}), **places}}
     shares: Any = "1,0,0" if split is None else split
     config = GPTDatasetConfig(random_seed, sequence_length, blend, split=shares, tokenizer=tokenizer, **options)
     if config.mock:
         raise ConfigError("blend: found None; needs 's3://corpus/en', a list of such, or weights by prefix")
     if config.split_matrix is None or config.split_matrix[Split[which].value] is None:
         raise ConfigError(f"split: {config.split!r} has no {which}; give one such as split='99,1,0'")
+    prefixes = [Location(prefix, config.storage_options) for prefix in (config.blend or ([], None))[0]]
     if config.needs_eod and find_token(config.tokenizer, "eod") is None:
-        config.tokenizer = replace(config.tokenizer, eod=find_eod(config))
+        config.tokenizer = replace(config.tokenizer, eod=find_eod(config, prefixes))
+    if is_first_rank() and (given is not None or len(prefixes) > 1) and len(prefixes) <= MOST_COMPARED:
+        spec = tokenizer if isinstance(tokenizer, TokenizerSpec) else None
+        warn_of_tokenizers(prefixes, "the given EOD", spec, find_token(config.tokenizer, "eod"))
     return LoadedDataset(config, Split[which], num_samples, given)
 
 
-def find_eod(config: GPTDatasetConfig) -> int:
+def _with_options() -> inspect.Signature:
+    """Return the signature of `load_dataset` with every option and its default, as interactive shells show it."""
+    own = {name: each for name, each in inspect.signature(load_dataset).parameters.items() if name != "options"}
+    options = inspect.signature(GPTDatasetConfig).parameters
+    named = [each.replace(kind=each.KEYWORD_ONLY) for name, each in options.items() if name not in own]
+    return inspect.Signature([*own.values(), *named], return_annotation="LoadedDataset")
+
+
+vars(load_dataset)["__signature__"] = _with_options()
+
+
+def find_eod(config: GPTDatasetConfig, prefixes: Sequence[Location]) -> int:
     """Return the EOD that the manifests of a blend name.
 
     Raises:
@@ -129,12 +156,7 @@ def find_eod(config: GPTDatasetConfig) -> int:
     way = "tokenizer=binidx.SpecialTokens(eod=ID) names it"
     if not isinstance(config.tokenizer, SpecialTokens | TokenizerSpec):
         raise ConfigError(f"{flags}: needs an EOD, {type(config.tokenizer).__name__} has none; {way}")
-    prefixes, _ = config.blend or ([], None)
-    manifests = OPENS.map(lambda prefix: read_manifest(Location(prefix + MANIFEST, config.storage_options)), prefixes)
-    eods = {
-        prefix: ((manifest or {}).get("job") or {}).get("tokenizer", {}).get("eod")
-        for prefix, manifest in zip(prefixes, manifests, strict=True)
-    }
+    eods = {prefix: tokenizer.get("eod") for prefix, tokenizer in read_tokenizers(prefixes).items()}
     prefix, eod = next(iter(eods.items()))
     if other := next((other for other, found in eods.items() if found != eod or found is None), None):
         found = "no manifest with one" if eods[other] is None else f"{eods[other]}, {prefix} has {eod}"
@@ -181,6 +203,7 @@ class LoadedDataset(DatasetView):
                 target=_write_plan, args=(built, num_samples), name="binidx-read-plan", daemon=True
             ).start()
 
+    @trims_traceback
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Return the tokens of samples alone, int32, shape (B, S + 1), as `GPTDataset.read_tokens`."""
         wrapped: Any = self.wrapped
@@ -190,7 +213,7 @@ class LoadedDataset(DatasetView):
     @trims_traceback
     def loader(
         self, batch_size: int, *, consumed_samples: int = 0, mesh: Any = None, **options: Any
-    ) -> PretrainingLoader:
+    ) -> PretrainingLoader[GPTBatch]:
         """Return a loader of the batches of this rank; see `build_pretraining_data_loader`.
 
         Args:
@@ -292,7 +315,9 @@ class LoadedDataset(DatasetView):
         if self.config.order is not None:
             named["order"] = repr(self.config.order.to_json())
         if self.config.storage_options is not None:
-            named["storage_options"] = "storage_options"  # may hold secrets
+            places = {**self.config.storage_options.get(OURS, {})}
+            only = places.keys() <= {"cache_dir", "index_dir"} and {OURS} == self.config.storage_options.keys()
+            named["storage_options"] = repr({OURS: places}) if only else "storage_options"  # others may hold secrets
         return named
 
 

@@ -4,10 +4,11 @@
                 "blend": [["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]],
                 "tokenizer": {"unique_identifiers": {"class": "...", ...}, "eod": 0, "pad": 1},
                 "reset_position_ids": false, "reset_attention_mask": false, "eod_mask_loss": false},
-     "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
+     "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64, "library": "0.2.0"}
 
 The order of samples is a function of this file. It contains no options of stores, which may hold secrets. A run with
 relative paths also has `"directory"`; they stay as they were written, as the names of Megatron's caches depend on them.
+`library` is the version that wrote the file; nothing compares it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Any, get_type_hints
 
+import binidx
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.megatron.gpt import GPTDataset
@@ -165,25 +167,34 @@ class Run:
             previous = self.previous and Location.of(self.previous).absolute.removeprefix(_folder(file))
             out.write(format_run(replace(self, previous=previous)))
 
-    def builder(self, *, pinned: bool = True, warns: bool = True) -> BlendedMegatronDatasetBuilder:
+    def builder(
+        self, *, pinned: bool = True, planned: bool = False, warns: bool = True
+    ) -> BlendedMegatronDatasetBuilder:
         """Return the builder of the datasets, for one phase.
 
         Args:
-            pinned, warns: as for `build`.
+            pinned, planned, warns: as for `build`.
         """
-        config = replace(self.config, read_plan=False)  # a plan knows no documents
-        return BlendedMegatronDatasetBuilder(
-            GPTDataset, self.sizes, lambda: True, config, stages=self.stages, pinned=pinned, warns=warns
-        )
+        planned = planned and self.stages is None
+        options: Any = {"stages": self.stages, "pinned": pinned, "planned": planned, "warns": warns}
+        config = replace(self.config, read_plan=planned and self.config.read_plan)
+        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, config, **options)
 
     def build(
-        self, *, on_outcome: Callable[[Any], None] | None = None, pinned: bool = True, warns: bool = True
+        self,
+        *,
+        on_outcome: Callable[[Any], None] | None = None,
+        pinned: bool = True,
+        planned: bool = True,
+        warns: bool = True,
     ) -> list[Any]:
         """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
             pinned: open the objects in the versions of the run's pinned file, if there is one.
+            planned: serve a split by the read plan of `binidx prepare read-plan` in `path_to_cache`, if there is one:
+                then it is a `PlannedDataset`, which reads no `.idx` and knows no documents.
             warns: as in `BuildContext`.
 
         Returns:
@@ -193,11 +204,12 @@ class Run:
             ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
         """
         if self.phase_transition_iterations:
-            return self._phase.build(on_outcome=on_outcome, pinned=pinned, warns=warns)
-        if "_built" not in vars(self):
-            vars(self)["_built"] = self.builder(pinned=pinned, warns=warns).build(on_outcome=on_outcome)
-        datasets: list[Any] = vars(self)["_built"]
-        return datasets
+            return self._phase.build(on_outcome=on_outcome, pinned=pinned, planned=planned, warns=warns)
+        built: dict[bool, list[Any]] = vars(self).setdefault("_built", {})
+        if planned not in built and False not in built:
+            builder = self.builder(pinned=pinned, planned=planned, warns=warns)
+            built[planned] = builder.build(on_outcome=on_outcome)
+        return built[False] if False in built else built[planned]
 
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""
@@ -351,7 +363,7 @@ def format_run(run: Run) -> bytes:
     steps = {name: described.pop(name) for name in STEPS}
     if steps := {name: value for name, value in steps.items() if value != STEPS[name]}:
         config["steps"] = steps
-    described |= {**described.pop("other_fields"), "config": config}
+    described |= {**described.pop("other_fields"), "config": config, "library": binidx.__version__}
     if stages is not None:
         described["stages"] = [asdict(stage) for stage in stages]
     for name in [name for name in ("directory", "previous", "same_data") if not described[name]]:
@@ -386,7 +398,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     stages = [Stage(**{**stage, "blend": tuple(stage["blend"])}) for stage in values.get("stages") or []]
     made = {"config": built, "stages": stages if values.get("stages") is not None else None}
     known = {option.name for option in fields(Run)} - {*STEPS, "other_fields"}
-    others = {name: value for name, value in values.items() if name not in known}
+    others = {name: value for name, value in values.items() if name not in {*known, "library"}}
     return Run(
         **{"directory": None, **{name: values[name] for name in values.keys() & known}, **made, **steps},
         other_fields=others,
@@ -458,6 +470,7 @@ RUN_FILE = JsonFile[Any](
             steps=_model_of_file(Run, [option.name for option in fields(Run) if option.name not in STEPS]),
         ),
         dataloader_type=str,
+        library=str,
     ),
     error=ConfigError,
     tolerates=tolerates_in_run,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from binidx.errors import ConfigError, StorageError
+from binidx.errors import AccessError, ConfigError, StorageError, UnreachableError
 from binidx.format.bin_file import as_prefix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.json_models import JsonFile
 from binidx.storage.location import Location
 from binidx.storage.open import read_document
 
-ANY_RUN = JsonFile[Any](Any, error=ConfigError)
+ANY_RUN = JsonFile[Any](Any, error=ConfigError, hint="needs the file of a run, which binidx.save_run writes")
 
 
 def read_run_file(file: Location) -> bytes:
@@ -19,6 +19,8 @@ def read_run_file(file: Location) -> bytes:
     try:
         if as_prefix(file.uri) in (file.uri, file.uri.rstrip("/")):
             return read_document(ANY_RUN, file)
+    except (AccessError, UnreachableError):
+        raise
     except StorageError:
         if not IndexedDataset.exists(file.uri, storage_options=file.options):
             raise

@@ -30,6 +30,7 @@ from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.forks import cached_property
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
+from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.blended_order import BlendedOrder
 from binidx.order.order_protocols import Numbers, Order, Source
 from binidx.order.reads import OrderReads, TokenReads
@@ -94,6 +95,7 @@ class RunOrder:
         Raises:
             ConfigError: the samples are made by methods of the user, whose documents are not known.
         """
+        dataset = DatasetView.unwrap(dataset)
         for part in check_traceable(dataset, "order"):
             if isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
@@ -114,8 +116,10 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
-        run = run.phases[0]
-        return replace(cls.of_dataset(run.build(warns=warns)[0], run.reading_order), run=run)
+        run = first_phase(run)
+        if (train := run.build(warns=warns, planned=False)[0]) is None:
+            raise ConfigError("run: has no train split to take samples from")
+        return replace(cls.of_dataset(train, run.order_samples(len(train))), run=run)
 
     @classmethod
     def open(cls, run: Run, *, warns: bool = True) -> RunOrder:
@@ -135,9 +139,7 @@ class RunOrder:
         Raises:
             ConfigError: the run has no train split.
         """
-        if not isinstance(run, Run):
-            raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
-        run = run.phases[0]
+        run = first_phase(run)
         builder = run.builder(warns=warns)
         if not (train := builder.requests().get(Split.train)):
             raise ConfigError("run: has no train split to take samples from")
@@ -439,6 +441,13 @@ class RunOrder:
         return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
 
 
+def first_phase(run: Run) -> Run:
+    """Return the first phase of a saved run; raise ConfigError unless it is one."""
+    if not isinstance(run, Run):
+        raise ConfigError(f"run: found {run!r}, needs a binidx.Run; binidx.Run.load opens its file")
+    return run.phases[0]
+
+
 def check_traceable(dataset: Any, purpose: str) -> Sequence[Any]:
     """Return the datasets of the sources of a dataset or blend, whose samples are the tokens that its order names.
 
@@ -452,7 +461,8 @@ def check_traceable(dataset: Any, purpose: str) -> Sequence[Any]:
     parts = list_parts(dataset)
     for part in parts or [dataset]:
         if not parts or part.reads_by_itself:
-            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them")
+            way = "" if parts else "; in place of a stored run take Run.build(planned=False), or read_plan=False"
+            raise ConfigError(f"{purpose}: found a {type(part).__name__}, needs GPT datasets or a blend of them{way}")
     return parts
 
 
@@ -473,12 +483,16 @@ def _name_order(order: Order, name: str) -> str:
     return name
 
 
-def _open_again(run: Run, reading: Reading, fingerprint: str) -> RunOrder:
+def _open_again(run: Run, reading: Reading, fingerprint: str) -> Any:
     """Return the order of a run in a worker of a job; raise ObjectChangedError if it is another one there."""
-    order = replace(RunOrder.of(run), reading=reading)
-    if order.fingerprint != fingerprint:
+    return check_fingerprint(replace(RunOrder.of(run), reading=reading), fingerprint)
+
+
+def check_fingerprint(opened: Any, fingerprint: str) -> Any:
+    """Return what a worker of a job has opened; raise ObjectChangedError if its fingerprint is another one."""
+    if opened.fingerprint != fingerprint:
         raise ObjectChangedError(
             "run: a worker opened other data or another order (replaced since, or another file under the same path); "
             "give the same command again"
         )
-    return order
+    return opened

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.served import list_parts
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, trims_traceback
 from binidx.loader.dataset_protocols import DatasetView
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.order.requests import find_blend
@@ -23,6 +24,7 @@ class Loader(Protocol):
     batch_sampler: Any
 
 
+@trims_traceback
 def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None = None, **options: Any) -> None:
     """Write the file of the run that reads a dataset, or that a loader reads.
 
@@ -39,6 +41,9 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
     Example:
         >>> binidx.save_run(loader, "run.json", global_batch_size=1024)  # doctest: +SKIP
     """
+    if isinstance(source, Run | str | os.PathLike):
+        way = "its save(uri) writes it" if isinstance(source, Run) else "give binidx.load_dataset(PREFIX, LENGTH) of it"
+        raise ConfigError(f"source: found a {type(source).__name__}, needs a dataset or a loader; {way}")
     if isinstance(source, Loader):
         sampler, names = source.batch_sampler, ("micro_batch_size", "data_parallel_size", "consumed_samples")
         if not isinstance(sampler, MegatronPretrainingSampler | MegatronPretrainingRandomSampler):
@@ -47,7 +52,7 @@ def save_run(source: Any, uri: str, *, storage_options: Mapping[str, Any] | None
         if isinstance(sampler, MegatronPretrainingRandomSampler):
             options |= {"dataloader_type": "cyclic", "data_sharding": sampler.data_sharding}
         source = source.dataset
-    dataset: Any = source.wrapped if isinstance(source, DatasetView) else source
+    dataset = DatasetView.unwrap(source)
     parts = list_parts(dataset) or [dataset]
     blended = dataset not in parts
     if not all(type(part) is GPTDataset and part.index_split is Split.train for part in parts):

@@ -13,10 +13,10 @@ from binidx.errors import ConfigError
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """The part of a tokenizer that samples and the names of index caches depend on.
+    """The part of a tokenizer that samples and the names of indices depend on.
 
     Attributes:
-        unique_identifiers: identity of the tokenizer in the names of index caches.
+        unique_identifiers: identity of the tokenizer in the names of indices.
         eod, pad, eos: ids of special tokens; None if the tokenizer has none.
         special_tokens_dict: ids of its special tokens, by name.
     """

@@ -5,7 +5,7 @@
 
     stages   step 0 .. of 16 | step 400 .. of 32 | step 700 .. of 48        few, so any step is one search away
 
-Sizes of the splits, on which the names of Megatron's index caches depend:
+Sizes of the splits, on which the names of Megatron's indices depend:
 
     train   train_samples, or train_iters * global_batch_size
     valid   (train_iters // eval_interval + 1) * eval_iters * global_batch_size; None, one epoch, with full_validation
@@ -315,10 +315,11 @@ def check_steps(steps: range, num_steps: int | None, argument: str = "steps", fi
     """
     first, stop = steps.start, steps.stop
     if steps.step != 1 or not first_step <= first <= stop or (num_steps is not None and stop > num_steps):
-        found = f"{first}" if stop in (first, first + 1) else f"{first} to {stop}"
+        found = f"{first}" if stop in (first, first + 1) else f"{first}:{stop}"
+        found += ", needs the first step before the last;" if first > stop else ","
         has = "no end" if num_steps is None else f"{num_steps} steps"
         begins = f", and begins with step {first_step}" if first_step else ""
-        raise IndexError(f"{argument}: found {found}, the run has {has}, counted from 0{begins}")
+        raise IndexError(f"{argument}: found {found} the run has {has}, counted from 0{begins}")
 
 
 def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
@@ -360,8 +361,10 @@ def split_sizes(
     """
     if (train_iters is None) == (train_samples is None):
         raise ConfigError(f"length: found train_iters {train_iters}, train_samples {train_samples}, needs one of them")
-    if min(train_iters or 0, train_samples or 0, eval_iters) < 0 or eval_interval < 1:
-        raise ConfigError(f"eval_interval: found {eval_interval}, needs at least 1, and the other numbers 0 or more")
+    lengths = {"train_iters": train_iters or 0, "train_samples": train_samples or 0, "eval_iters": eval_iters}
+    for name, number in {**lengths, "eval_interval": eval_interval}.items():
+        if number < (least := int(name == "eval_interval")):
+            raise ConfigError(f"{name}: found {number}, needs {least} or more")
     batch = schedule.global_batch_size
     if train_iters is None:
         samples = train_samples or 0

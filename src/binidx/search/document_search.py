@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, warn_of_tokenizers
 from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
@@ -177,17 +177,19 @@ def find_token_table(prefixes: Sequence[Location], uri: str | None) -> TokenTabl
     Raises:
         ConfigError: as `find_tokenizer`, or tokens have no bytes of their own.
     """
-    options = prefixes[0].options
-    spec = find_tokenizer(prefixes) if uri is None else describe_tokenizer(uri, storage_options=options)
-    return token_table(spec, options)
+    return token_table(find_tokenizer(prefixes, uri), prefixes[0].options)
 
 
-def find_tokenizer(prefixes: Sequence[Location]) -> TokenizerSpec:
-    """Return the tokenizer that the manifests of datasets name.
+def find_tokenizer(prefixes: Sequence[Location], uri: str | None = None) -> TokenizerSpec:
+    """Return the tokenizer of a URI, with a warning where a manifest names another; without one that of the manifests.
 
     Raises:
-        ConfigError: a dataset has no manifest with a tokenizer, or they have different ones.
+        ConfigError: without a URI: a dataset has no manifest with a tokenizer, or they have different ones.
     """
+    if uri is not None:
+        spec = describe_tokenizer(uri, storage_options=prefixes[0].options if prefixes else None)
+        warn_of_tokenizers(prefixes, "the text", spec)
+        return spec
     pairs = [pair for dataset in OPENS.map(WholeDataset, prefixes) for pair in dataset.source.pairs]
     found: dict[str, TokenizerSpec] = {}
     for pair in pairs:

@@ -59,7 +59,7 @@ def coalesce(ranges: Sequence[Range], *, max_gap: int, max_request: int) -> list
 
     Ranges at most `max_gap` bytes apart share a request of up to `max_request` bytes: the bytes of the gap are cheaper
     than the latency of another request. Overlapping ranges are requested once. A longer stretch is split into requests
-    of `max_request` bytes, so that one large range arrives over many connections.
+    of `max_request` bytes, so that one large range arrives over many connections; its last may be half as long again.
 
     Args:
         ranges: (start, stop) in bytes, in any order; they may be empty, equal or overlap.
@@ -78,13 +78,19 @@ def coalesce(ranges: Sequence[Range], *, max_gap: int, max_request: int) -> list
                 stretches[-1] = (first, max(stop, last))
                 continue
         stretches.append((start, stop))
-    return [part for stretch in stretches for part in cut(stretch, max_request)]
+    return [part for stretch in stretches for part in cut(stretch, max_request, max_request / 2)]
 
 
-def cut(stretch: Range, size: int) -> list[Range]:
-    """Split a range into parts of `size` bytes, the last one shorter."""
+def cut(stretch: Range, size: int, least: float = 0) -> list[Range]:
+    """Split a range into parts of `size` bytes, the last one shorter; one below `least` bytes is in the part before.
+
+    With half a size, a block of 8 MiB of tokens and the rows that describe them are one request.
+    """
     start, stop = stretch
-    return [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    parts = [(first, min(first + size, stop)) for first in range(start, stop, size)]
+    if len(parts) > 1 and parts[-1][1] - parts[-1][0] < least:
+        parts[-2:] = [(parts[-2][0], stop)]
+    return parts
 
 
 def assemble(ranges: Sequence[Range], requests: Sequence[Range], responses: Sequence[Bytes]) -> list[memoryview]:

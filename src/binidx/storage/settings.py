@@ -14,12 +14,13 @@ import itertools
 import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, check_option_names
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class ReadSettings:
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
         check_dates: where a store sends no ETag, refuse a response with another Last-Modified than the object had when
             it was opened; False: for stores whose replicas send different dates for one object.
+        redirect_hosts: origins, such as "http://10.0.0.7:51081", to which an endpoint of s3:// may redirect reads, as a
+            cache of many hosts does; no credentials are sent there. In text, commas stand between them.
         parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
             names with commas between them, or a mapping from each name to the storage options there.
 
@@ -123,6 +126,7 @@ class ReadSettings:
     concurrency: int | None = setting(None, int, 1)
     max_gap: int | None = setting(None, parse_bytes, 0)
     check_dates: bool = setting(True, parse_flag)
+    redirect_hosts: Collection[str] = setting((), lambda text: tuple(parse_places(text)))
     parts_from: Mapping[str, Mapping[str, Any] | None] = field(
         default_factory=dict, metadata={"rule": (parse_places, None)}
     )
@@ -140,6 +144,10 @@ class ReadSettings:
             raise ConfigError(f"cache_dir: found {self.cache_dir!r}, needs a directory, or None for no cache")
         if self.cache_fill not in FILLS:
             raise ConfigError(f"cache_fill: found {self.cache_fill!r}, needs one of {', '.join(FILLS)}")
+        form, hosts = r"https?://[^\s/?#@]+/?", self.redirect_hosts
+        known = isinstance(hosts, list | tuple | set | frozenset) and all(isinstance(host, str) for host in hosts)
+        if not known or not all(re.fullmatch(form, host) for host in hosts):
+            raise ConfigError(f"redirect_hosts: found {hosts!r}, needs a list of origins: ['http://10.0.0.7:51081']")
         if not isinstance(self.parts_from, Mapping):
             raise ConfigError(f"parts_from: found {self.parts_from!r}, needs text, or a mapping from name to options")
 
@@ -155,13 +163,11 @@ class ReadSettings:
         Text has the same meaning in options and environment, so options may come from a file: {"cache_bytes": "500GB"}.
         """
         if not isinstance(storage_options, Mapping | None):
-            raise ConfigError(
-                f"storage_options: found {type(storage_options).__name__}, needs a dict of fsspec's options"
-            )
+            kind = type(storage_options).__name__
+            raise ConfigError(f"storage_options: found {kind}, needs a dict of fsspec's options")
         given = (storage_options or {}).get(OURS) or {}
-        unknown = sorted(given.keys() - RULES.keys()) if isinstance(given, Mapping) else [repr(given)]
-        if unknown:
-            raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(RULES)}")
+        names = given if isinstance(given, Mapping) else [repr(given)]
+        check_option_names(f"storage_options['{OURS}']", names, RULES, f"needs {', '.join(RULES)}")
         set_here = tuple([(name, text) for name, variable in VARIABLES if (text := os.environb.get(variable))])
         if not given:
             return _environment_settings(set_here)

@@ -11,6 +11,15 @@
 `usage` returns all counters as one flat table, name -> number, which processes can add, subtract and send. Bytes that
 are read before they are requested are no overhead: samples read ahead, and the rest of chunks that a cache keeps.
 
+The table also has histograms of seconds, which `find_histograms` takes from it:
+
+    request         answered requests to a store for at most 256 KiB, and lists and HEADs; one histogram a bucket
+    large_request   those for more
+    local_read      reads of local files that waited for the disk
+    cache_read      of a cache directory: checks of chunks, and reads that waited for the disk
+    cache_write     writes of chunks
+    next            the trainer's waits for a batch
+
 Slow steps are spans of OpenTelemetry, if the program has imported it:
 
     binidx.start          `build()` of a builder: opens the data, loads or builds the indices, compares the ranks
@@ -27,15 +36,19 @@ import resource
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from math import inf
 from typing import Any
 
+from binidx.errors import redacted
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.store_protocols import Prices
 
 Usage = Mapping[str, float]
-"""Counter -> value, such as "remote requests": 12; the names are those of NAMES."""
+"""Counter -> value, such as "remote requests": 12; the names are those of NAMES, and of histograms."""
 
 REACHES = ("remote", "local")
 """Names under which requests are counted: those to stores, and to files of this machine."""
@@ -144,6 +157,111 @@ allowed all processes of the node, and responses that these got; seconds in whic
 _lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
 _usage = dict.fromkeys(NAMES, 0.0)
 
+BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, inf)
+"""Largest seconds that each counter of a histogram counts."""
+
+MOST_BUCKETS = 4
+"""Buckets that have histograms of their own in a process; those of all others are "other": each is 13 time series."""
+
+SMALL_REQUEST = 256 << 10
+"""Most bytes of a request that takes the latency of its store; others take the time of their bytes."""
+
+_histograms = dict[tuple[str, str], list[str]]()
+
+
+def open_histogram(kind: str, bucket: str = "") -> list[str]:
+    """Return the names of the counters of a histogram: of each bound, and the sums of seconds and bytes."""
+    if (names := _histograms.get((kind, bucket))) is None:
+        with _lock:
+            is_full = sum(name == kind for name, _ in _histograms) >= MOST_BUCKETS
+            label = "other" if bucket and is_full else redacted(bucket).replace(" ", "%20")
+            names = [f"{kind} {label} {end}" for end in (*BOUNDS, "seconds", "bytes")]
+            _usage.update({name: _usage.get(name, 0.0) for name in names})
+            _histograms[kind, bucket] = names
+    return names
+
+
+def open_requests(bucket: str) -> None:
+    """Open the histograms of requests to a bucket, before workers are made: the trainer adds counts that it has."""
+    for kind in ("request", "large_request"):
+        open_histogram(kind, bucket)
+
+
+def note_request(bucket: str, seconds: float, num_bytes: float) -> None:
+    """Count an answered request."""
+    kind = "request" if num_bytes <= SMALL_REQUEST else "large_request"
+    note_seconds(kind, seconds, num_bytes, bucket)
+
+
+def note_seconds(kind: str, seconds: float, num_bytes: float = 0, bucket: str = "") -> None:
+    """Count a wait in a histogram: 0.6 us."""
+    names = _histograms.get((kind, bucket)) or open_histogram(kind, bucket)
+    with _lock:
+        _usage[names[bisect_left(BOUNDS, seconds)]] += 1
+        _usage[names[-2]] += seconds
+        _usage[names[-1]] += num_bytes
+
+
+class DiskTimer:
+    """Timer of a long read or write of a disk: counted each second, so that a slow disk shows before the end.
+
+    Args:
+        kind: of the histogram.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._bytes, self._began = kind, 0, time.perf_counter()
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that were read or written."""
+        self._bytes += num_bytes
+        if time.perf_counter() - self._began >= 1:
+            self.end()
+
+    def end(self) -> None:
+        """Count the time since the last call."""
+        began, self._began = self._began, time.perf_counter()
+        note_seconds(self._kind, self._began - began, self._bytes)
+        self._bytes = 0
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Histogram of seconds.
+
+    Attributes:
+        counts: waits of at most as many seconds as each of BOUNDS.
+        seconds, bytes: sums.
+    """
+
+    counts: Sequence[float]
+    seconds: float
+    bytes: float
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1]
+
+
+Histograms = Mapping[tuple[str, str], Histogram]
+"""Kind and bucket -> histogram; the bucket is "" if the kind has none."""
+
+
+def find_histograms(used: Usage) -> Histograms:
+    """Return the histograms in some counters of `usage`."""
+    columns = dict[tuple[str, str], dict[str, float]]()
+    for name, count in used.items():
+        if len(parts := name.split(" ")) == 3:
+            columns.setdefault((parts[0], parts[1]), {})[parts[2]] = count
+    return {
+        key: Histogram([*accumulate(ends[str(bound)] for bound in BOUNDS)], ends["seconds"], ends["bytes"])
+        for key, ends in columns.items()
+    }
+
+
+for _kind in ("local_read", "cache_read", "cache_write", "next"):
+    open_histogram(_kind)
+
 
 def _after_fork() -> None:
     # Another thread may have held the lock when the parent forked; it does not exist in the child.
@@ -155,7 +273,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def usage() -> dict[str, float]:
-    """Return all counters of this process, those of its loaders' workers included."""
+    """Return all counters of this process, those of its loaders' workers that read ahead included."""
     with _lock:
         return dict(_usage)
 
@@ -164,12 +282,12 @@ def add_usage(counts: Usage) -> None:
     """Add counters of other processes, or of loaders, to those of this process."""
     with _lock:
         for name, count in counts.items():
-            _usage[name] += count
+            _usage[name] = _usage.get(name, 0.0) + count
 
 
 def usage_since(before: Usage) -> dict[str, float]:
     """Return the difference to an earlier `usage`."""
-    return {name: count - before[name] for name, count in usage().items()}
+    return {name: count - before.get(name, 0.0) for name, count in usage().items()}
 
 
 def count_fetches() -> float:

@@ -12,8 +12,9 @@ first task of a process, and again after a fork. `executor` gives threads of one
 
 Besides there are daemon threads of one extent each (`storage.cache.memory`), and four long-lived kinds: groups of
 batches that are read ahead (`loader.readahead`), extents that fill a disk cache (`storage.cache.filling`), the
-heartbeat of a lease (`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`). Two threads of
-`Background` work for objects that are gone: "binidx-cleanup", and "binidx-losses" (`loader.losses`).
+heartbeat of a lease (`index.cache.lease`) and the agreement of ranks (`dataset.rank_agreement`). Four threads of
+`Background` run tasks now and then: "binidx-cleanup", "binidx-losses" (`loader.losses`), "binidx-incidents" and
+"binidx-ranks" (`loader.monitoring`).
 """
 
 from __future__ import annotations

@@ -7,8 +7,13 @@
 from __future__ import annotations
 
 import logging
+from typing import SupportsFloat
 
+from binidx.errors import ConfigError
 from binidx.storage.stats import AGAIN, CACHES, Usage, usage
+
+PRICED_TOKENS = 100_000
+"""Fewest served tokens from which the price of a run is extrapolated: of fewer, most requests opened the dataset."""
 
 
 def report(run_tokens: float = 1e12) -> str:
@@ -20,11 +25,17 @@ def report(run_tokens: float = 1e12) -> str:
     Returns:
         Tokens, waiting time, requests, bytes, cache hits and cost; parts without a value are left out.
 
+    Raises:
+        ConfigError: `run_tokens` is no number.
+
     Example:
         print(binidx.report())
 
     Source: ours.
     """
+    if not isinstance(run_tokens, SupportsFloat):
+        way = "report() is of all reads of the process, loader.metrics() of a loader"
+        raise ConfigError(f"run_tokens: found {run_tokens!r}, needs a number of tokens; {way}")
     return report_line(usage(), run_tokens)
 
 
@@ -99,7 +110,7 @@ def cost_part(used: Usage, run_tokens: float) -> str:
     if not (dollars := used["dollars"]):
         return ""
     of_run = ""
-    if used["tokens"]:
+    if used["tokens"] >= PRICED_TOKENS:
         read = used["tokens"] * (1 + max(0.0, used["samples_ahead"]) / used["samples"])
         of_run = f", ${dollars / read * run_tokens:,.2f} for {run_tokens:.3g} tokens"
     return f"requests ${dollars:.2g} at list price{of_run}"

@@ -77,7 +77,7 @@ class TokenizerSpec:
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, str]:
-        """Identity as a dataset's tokenizer, in index caches and saved runs: the digest of its content."""
+        """Identity as a dataset's tokenizer, in indices and saved runs: the digest of its content."""
         return OrderedDict([("class", "binidx.TokenizerSpec"), ("digest", self.digest)])
 
     def to_json(self) -> dict[str, Any]:

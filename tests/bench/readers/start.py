@@ -1,7 +1,7 @@
 """One start of a run over many prefixes, from its config to the first batch: `cold_start.py` says whose and where.
 
 Prints the machine's monotonic time at the end of the imports, when the datasets stood, and when the first batch was
-there, the most anonymous memory since the imports, and binidx's requests to stores.
+there, the anonymous memory since the imports then and at most over `batches` more, and binidx's requests to stores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def arguments(given: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], Iterator[Any]]]:
     import s3fs  # noqa: F401  the driver, which we would import in our own time
 
     import binidx
@@ -44,14 +45,14 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
             binidx.GPTDataset, given.get("sizes", SIZES), lambda: True, config
         ).build()[0]
 
-    def first(train: Any) -> Any:
-        return next(iter(binidx.build_pretraining_data_loader(train, 0, BATCH, 0, 1)))
+    def batches(train: Any) -> Iterator[Any]:
+        return iter(binidx.build_pretraining_data_loader(train, 0, BATCH, 0, 1))
 
     binidx.build_pretraining_data_loader, binidx.GPTDataset, binidx.BlendedMegatronDatasetBuilder, binidx.PlannedDataset  # noqa: B018  lazy
-    return build, first
+    return build, batches
 
 
-def start_megatron(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+def start_megatron(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], Iterator[Any]]]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from helpers.oracle import megatron
 
@@ -63,27 +64,31 @@ def start_megatron(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[
         built = megatron.builder.BlendedMegatronDatasetBuilder(megatron.gpt.GPTDataset, SIZES, lambda: True, config)
         return built.build()[0]
 
-    def first(train: Any) -> Any:
+    def batches(train: Any) -> Iterator[Any]:
         sampler = [[*range(BATCH)]]
-        return next(iter(torch.utils.data.DataLoader(train, batch_sampler=sampler, num_workers=0)))
+        return iter(torch.utils.data.DataLoader(train, batch_sampler=sampler, num_workers=0))
 
-    return build, first
+    return build, batches
 
 
 def anonymous_bytes() -> int:
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("Anonymous:")]
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
     given = dict(json.load(sys.stdin))
-    build, first = {"binidx": start_binidx, "megatron": start_megatron}[given["side"]](given)
+    build, batches_of = {"binidx": start_binidx, "megatron": start_megatron}[given["side"]](given)
     imported, before, cpu = time.monotonic(), anonymous_bytes(), time.process_time()
     train = build()
     built = time.monotonic()
-    tokens = np.asarray(first(train)["tokens"])
+    batches = batches_of(train)
+    tokens = np.asarray(next(batches)["tokens"])
     told = {"imported": imported, "built": built, "first": time.monotonic(), "cpu": time.process_time() - cpu}
     told |= {"tokens": int(tokens.sum()), "anonymous": anonymous_bytes() - before}
+    later = [anonymous_bytes() for _ in islice(batches, given.get("batches", 0))]
+    told["later"] = max(later, default=before) - before
     from binidx.storage.stats import usage
     from binidx.storage.usage_report import sum_usage  # after all that is measured
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers.chats import IGNORE, write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import binidx
 from binidx.dataset.assemble.chat import ChatTokenizer
@@ -34,6 +33,9 @@ CHAT = [
 
 
 def hugging_face(template: str | None, **tokens: str) -> Any:
+    pytest.importorskip("transformers")
+    from transformers import PreTrainedTokenizerFast
+
     letters = [chr(each) for each in range(32, 127)]
     vocabulary = {text: number for number, text in enumerate([*SPECIAL, "<unk>", *letters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

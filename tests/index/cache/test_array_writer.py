@@ -165,7 +165,7 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     [line] = ended.stdout.splitlines()
-    assert line.startswith(f"{tmp_path}/cache: index not cached, every start builds it again: ")
+    assert line.startswith(f"{tmp_path}/cache: index not kept, every start builds it again: ")
     assert "File too large" in line
     assert files(tmp_path / "cache") == []
 
@@ -206,7 +206,7 @@ def test_a_large_array_goes_from_a_full_disk_to_memory_only_if_that_is_asked_for
     environment = {**os.environ, "BINIDX_INDEX_DIR": "off"}
     asked = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert asked.stdout == ""
-    assert "index not cached" in asked.stderr
+    assert "index not kept" in asked.stderr
 
 
 def test_a_large_array_for_a_store_goes_from_a_full_node_to_memory_only_if_that_is_asked_for(s3: Any) -> None:
@@ -281,7 +281,7 @@ def test_a_builder_that_is_killed_leaves_no_array(tmp_path: Path) -> None:
 
 def test_a_store_that_refuses_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     np.testing.assert_array_equal(cached("s3://no-such-bucket-of-ours/cache"), ARRAY)
-    assert "index not cached" in caplog.text
+    assert "index not kept" in caplog.text
     assert not fsspec.filesystem("memory").exists("/no-such-bucket-of-ours")
 
 

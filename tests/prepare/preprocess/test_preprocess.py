@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import nltk
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -32,7 +31,6 @@ from helpers.preprocess_jobs import (
     with_bos,
     write_lines,
 )
-from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx import describe_tokenizer
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
@@ -277,6 +275,9 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
             job_of(["x.jsonl"], tmp_path / "en", **options)
     with pytest.raises(ConfigError, match=r"workers: too few .found 0, need 1 or more"):
         preprocess(job_of(["x.jsonl"], tmp_path / "en"), workers=0)
+    for inputs, output in (([""], "out"), (["x.jsonl"], "")):
+        with pytest.raises(ConfigError, match="inputs, output: found an empty name, need paths or URIs"):
+            job_of(inputs, output)
     with pytest.raises(ConfigError, match="a folder; give a prefix such as out/en"):
         job_of(["x.jsonl"], "out/")
     with pytest.raises(ConfigError, match="append_eod needs an EOD"):
@@ -325,6 +326,9 @@ def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: P
 
 
 def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nltk
+    from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
+
     place = tmp_path / "nltk" / "tokenizers" / "punkt_tab" / "english"
     place.parent.mkdir(parents=True)
     place.mkdir(mode=0o700)

@@ -21,10 +21,11 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, make_recorded
 from servers.latency_proxy import latency_proxy
 from servers.processes import is_running, wait_until_gone
 
-from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StorageError
 from binidx.jobs.parts import Shard
+from binidx.jobs.progress import SilentWatcher
 from binidx.prepare.preprocess.finish import finish
-from binidx.prepare.preprocess.job import plan_parts
+from binidx.prepare.preprocess.job import Job, plan_parts
 from binidx.prepare.preprocess.job_files import JobFiles
 from binidx.prepare.preprocess.preprocess import preprocess, read_finished_manifests
 from binidx.prepare.text.inputs import find_inputs
@@ -187,3 +188,24 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
     assert read_finished_manifests(job, parts) == before.manifests
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
     assert JobFiles(job).location.uri not in [str(each) for each in tmp_path.iterdir()]
+
+
+class AnotherCall(SilentWatcher):
+    """Lets another call of the job finish it after this one has found it unfinished."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def say(self, message: str) -> None:
+        assert run(self.job).finished
+
+
+def test_a_call_that_another_one_overtakes_finds_the_job_finished(tmp_path: Path) -> None:
+    one = corpus(tmp_path / "in", files=1)[0]
+    job = job_of([one, one], tmp_path / "en")  # an input that is named twice is reported between the two requests
+    report = run(job, watch=AnotherCall(job))
+    assert (report.finished, report.parts_made) == (True, 0)
+    assert not (tmp_path / "en-parts").exists()
+    other = job_of([one, one], tmp_path / "en", append_eod=False)
+    with pytest.raises(ObjectExistsError, match=r"holds \.bin, \.idx, needed a free name"):
+        run(other)

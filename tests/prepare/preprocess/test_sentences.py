@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nltk
 import numpy as np
 import pytest
 from helpers.trained_tokenizers import buffers, plain_texts
-from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError
 from binidx.prepare.preprocess.tokenize_part import load_punkt, split_sentences
@@ -20,6 +18,9 @@ from binidx.prepare.text.batch import Batch
 @pytest.fixture(scope="module", autouse=True)
 def model(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A Punkt model of this machine's text, where NLTK looks for it: nothing is fetched."""
+    import nltk
+    from nltk.tokenize.punkt import PunktTrainer, save_punkt_params
+
     folder = tmp_path_factory.mktemp("nltk")
     trainer = PunktTrainer("\n".join(plain_texts()))
     place = folder / "tokenizers" / "punkt_tab" / "english"
@@ -49,6 +50,8 @@ def test_each_sentence_is_a_text_of_its_document() -> None:
 
 
 def test_the_sentences_of_real_text_are_punkts() -> None:
+    from nltk.tokenize.punkt import PunktTokenizer
+
     punkt = PunktTokenizer("english")
     for text in plain_texts()[:40]:
         assert sentences_of(text) == punkt.tokenize(text)

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pytest
 from helpers.text_oracle import Read, read_all
@@ -179,6 +178,7 @@ def test_a_damaged_warc_is_an_error_that_names_the_record(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
 def test_folders_of_save_to_disk_are_read(tmp_path: Path, batch_bytes: int) -> None:
+    datasets = pytest.importorskip("datasets")
     rows = [{"id": number, "text": f"document {number}", "meta": {"lang": "en"}} for number in range(25)]
     made = datasets.DatasetDict({"train": datasets.Dataset.from_list([*rows, {**rows[0], "text": None}])})
     made.save_to_disk(tmp_path / "hub", num_shards={"train": 2})

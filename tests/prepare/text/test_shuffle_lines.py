@@ -91,7 +91,7 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
         ),
         (ConfigError, "which is an input, too; give another", {"target": tmp_path / "in.jsonl"}),
         (ObjectExistsError, "new.jsonl: exists", {"overwrite": False}),
-        (ConfigError, "need at least 512 MiB", {"memory_bytes": 1 << 20}),
+        (ConfigError, "need at least 512 MB", {"memory_bytes": 1 << 20}),
         (
             ConfigError,
             r"No such file or directory\), need a folder",

@@ -1,5 +1,6 @@
 """Accounts against a count of what was served."""
 
+import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,18 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traceable_runs import random_run
+from helpers.pickling_executor import PicklingExecutor
+from helpers.traceable_runs import random_config, random_run, write_source
 
+import binidx
 from binidx import RunOrder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
+from binidx.errors import ConfigError
+from binidx.jobs.parts import Shard, Workers
 from binidx.order.blended_order import list_members
 from binidx.order.order_options import OrderOption
 from binidx.order.requests import Request
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
-from binidx.run.provenance.accounts import account
+from binidx.run.provenance.accounts import _times_seen, account
 from binidx.run.run_file import Run
 from binidx.run.schedule import BatchSchedule
 
@@ -37,6 +42,9 @@ def test_accounts_add_up_to_what_was_served(
     )
     stop_step = order.num_steps() or len(dataset)
     readings, contents = order.trace(range(stop_step))
+    if order.num_steps() is not None:
+        with pytest.raises(IndexError, match=f"stop_step: found 0:{stop_step + 1}, the run has {stop_step} steps"):
+            account(order, stop_step + 1)
     for number, found in enumerate(account(order, stop_step, repeats=True)):
         source = order.sources[number]
         assert found.samples_read == int((contents.source == number).sum())
@@ -97,3 +105,22 @@ def test_samples_of_each_length_count_their_own_tokens_and_starts(tmp_path: Path
                                                     sum(map(len, served[19:]))]  # fmt: skip
     begun = sum(token % 1000 == 0 for tokens in served for token in tokens)
     assert sum(times * count for each in found for times, count in enumerate(each.seen)) == begun
+
+
+@pytest.mark.parametrize("part_positions", [1, 7, 1000])
+def test_workers_count_the_repeats_of_one_process(part_positions: int, tmp_path: Path) -> None:
+    choose = random.Random(part_positions)
+    prefixes = [write_source(tmp_path / f"s{number}", choose, bool(number)) for number in range(2)]
+    config, _ = random_config(choose, 3, prefixes, [0.3, 0.7], f"{tmp_path}/cache")
+    binidx.Run(config, [120, 0, 0], 1, 2, global_batch_size=4).save(f"{tmp_path}/run.json")
+    order = RunOrder.of(binidx.Run.load(f"{tmp_path}/run.json"))
+    expected = _times_seen(order, 3, 118, None)
+    assert sum(map(np.sum, expected)) > 0
+    with PicklingExecutor(2) as executor:
+        workers = Workers(executor=executor)
+        found = _times_seen(order, 3, 118, workers, part_positions)
+        assert account(order, 20, repeats=True, workers=workers) == account(order, 20, repeats=True)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ConfigError, match="shard: a count needs"):
+        account(order, 20, repeats=True, workers=Workers(shard=Shard(0, 2)))

@@ -15,11 +15,12 @@ import torch
 from conftest import Bucket
 from helpers.pickling_executor import PicklingExecutor
 from helpers.traceable_runs import random_config, random_run
+from servers.latency_proxy import latency_proxy
 
 import binidx.corpus.exchange as exchange_module
 import binidx.order.stored.baked_order as baked_module
 import binidx.run.stored.baking as bake_module
-from binidx import RunOrder
+from binidx import RunOrder, load_dataset
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.stored.baked import BakedDataset
@@ -174,6 +175,27 @@ def test_machines_share_the_work_and_a_bake_goes_on(
     assert_same_batches(batches(BakedDataset(where, run.config), 0, 0, 1, 4), batches(run, 0, 0, 1, 4))
 
 
+@pytest.mark.parametrize("num_parts", [1, 8])
+def test_a_bake_sends_a_request_for_8_mib(num_parts: int, s3: Bucket, tmp_path: Path) -> None:
+    """Each byte of 64 MiB is read from the source, then from an object between the stages, with the rows beside it."""
+    piece, length = exchange_module.PIECE_BYTES, 1024
+    tokens = np.random.default_rng(0).integers(1, 9999, 8 * piece // 4, np.int32)
+    with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.int32) as builder:
+        builder.add_document(tokens, np.full(len(tokens) // 256, 256).tolist())
+        builder.finalize(f"{tmp_path}/en.idx")
+    where = s3.fresh()
+    fsspec.filesystem("s3").put([f"{tmp_path}/en.{end}" for end in ("bin", "idx")], f"{where}/")
+    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
+        run: Any = load_dataset(f"{where}/en", length, random_seed=1).wrapped
+        order = RunOrder.of_dataset(run, GlobalOrder(BatchSchedule(1, 1, 1), len(run)))
+        baked = plan_bake(order, range(len(run)), -(-len(run) // num_parts) * (length + 1) * 4)
+        assert len(baked.parts()) == num_parts
+        bake(order, f"{where}/baked", baked, workers=Workers(count=1))
+        sizes = [each.bytes for each in proxy.log() if each.method == "GET" and each.bytes > piece // 128]
+    assert sum(sizes) > 2 * tokens.nbytes
+    assert len(sizes) <= 1.1 * sum(sizes) / piece, sizes
+
+
 def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2)
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(4)))
@@ -243,6 +265,24 @@ def test_a_state_of_another_bake_of_equal_length_is_refused(tmp_path: Path, capl
     assert "resume: the state does not name the run whose order" in caplog.text
 
 
+def test_the_config_of_another_order_is_refused_by_what_differs_and_one_of_moved_data_is_not(tmp_path: Path) -> None:
+    order, run = order_of(tmp_path, 2)
+    where = f"{tmp_path}/baked"
+    bake(order, where, plan_bake(order, range(4)))
+    seed = run.config.random_seed
+    differs = rf"is of another order: random_seed \(found {seed}, the config has {seed + 1}\)"
+    with pytest.raises(ConfigError, match=differs):
+        BakedDataset(where, replace(run.config, random_seed=seed + 1))
+    moved = replace(run.config, blend=([f"{tmp_path}/moved/{n}" for n in range(len(run.config.prefixes))], None))
+    moved = replace(moved, blend=(moved.blend[0], run.config.blend[1]))
+    assert_same_batches(batches(BakedDataset(where, moved), 0, 0, 1, 2), batches(run, 0, 0, 1, 2))
+    for file in (Path(f"{where}/baked.json"), Path(f"{where}/complete.json")):
+        early = json.loads(file.read_text())
+        assert early.pop("options")["random_seed"] == seed
+        file.write_text(json.dumps(early))  # of before 0.2
+    BakedDataset(where, replace(run.config, random_seed=seed + 1))
+
+
 def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2)
     where = f"{tmp_path}/baked"
@@ -257,5 +297,5 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by"
     ):
         BakedDataset(where, run.config)
-    with pytest.raises(IndexError, match="steps: found 0 to 9999"):
+    with pytest.raises(IndexError, match="steps: found 0:9999"):
         plan_bake(order, range(9999))

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
 from conftest import Bucket
@@ -75,6 +74,7 @@ def test_ends_are_those_of_the_spans(seed: int, tmp_path: Path) -> None:
 
 
 def test_duckdb_finds_who_saw_a_document(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
     order, _run = order_of(tmp_path, 2, 2)
     steps = range(order.num_steps() or 0)
     export(order, f"{tmp_path}/out", plan_by_rank(2, steps))
@@ -87,6 +87,7 @@ def test_duckdb_finds_who_saw_a_document(tmp_path: Path) -> None:
 
 
 def test_files_by_steps_tile_the_run(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
     order, _run = order_of(tmp_path, 2, 2)
     count = order.num_steps() or 0
     parts = plan_by_steps(range(1, count), 3)

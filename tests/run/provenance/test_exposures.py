@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.gpt_data import Tokenizer
-from helpers.traceable_runs import random_run, write_source
+from helpers.pickling_executor import PicklingExecutor
+from helpers.traceable_runs import random_config, random_run, write_source
 
 import binidx
 from binidx import RunOrder
@@ -18,8 +20,10 @@ from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
 from binidx.errors import ConfigError
+from binidx.jobs.parts import Shard, Workers
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
+from binidx.run.history import RunHistory
 from binidx.run.provenance.exposures import Exposures, count_exposures, count_groups
 from binidx.run.schedule import BatchSchedule
 
@@ -67,6 +71,34 @@ def test_exposures_are_those_of_the_tokens_that_were_served(
                     for _, tokens in inputs]  # fmt: skip
             expected = sum(whole for whole, _ in held), sum(part and not whole for whole, part in held)
             assert (together["samples_whole"][group], together["samples_part"][group]) == expected
+
+
+@pytest.mark.parametrize("part_ranges", [1, 7, 1000])
+def test_workers_count_the_reads_of_one_process(part_ranges: int, tmp_path: Path) -> None:
+    choose = random.Random(part_ranges)
+    prefixes = [write_source(tmp_path / f"s{number}", choose, bool(number)) for number in range(2)]
+    config, _ = random_config(choose, 3, prefixes, [0.3, 0.7], f"{tmp_path}/cache")
+    binidx.Run(config, [120, 0, 0], 1, 2, global_batch_size=4).save(f"{tmp_path}/run0.json")
+    later = {"first_step": 12, "consumed_samples": 48, "previous": f"{tmp_path}/run0.json"}
+    replace(binidx.Run.load(f"{tmp_path}/run0.json"), global_batch_size=8, **later).save(f"{tmp_path}/run1.json")
+    asked = {prefixes[1]: [0, 3, 2], prefixes[0]: np.array([[2, 0, 1], [1, 0, -1], [2, 1, 3]])}
+    for history in (
+        RunOrder.of(binidx.Run.load(f"{tmp_path}/run0.json")),
+        RunHistory.of(binidx.Run.load(f"{tmp_path}/run1.json")),
+    ):
+        expected = count_exposures(history, asked, 16)
+        assert sum(each.samples.sum() for each in expected.values()) > 0
+        with PicklingExecutor(2) as executor:
+            count = partial(count_exposures, workers=Workers(executor=executor), part_ranges=part_ranges)
+            found = count(history, asked, 16)
+            with pytest.raises(IndexError, match="document 999999"):
+                count(history, {prefixes[0]: [0, 999_999]}, 16)
+        assert [*found] == [*expected]
+        for name, each in expected.items():
+            for column, values in vars(each).items():
+                np.testing.assert_array_equal(vars(found[name])[column], values)
+        with pytest.raises(ConfigError, match="shard: a count needs the results of all parts; name an engine"):
+            count_exposures(history, asked, 16, workers=Workers(shard=Shard(0, 2)))
 
 
 def random_range(document: int, length: int, choose: random.Random) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from binidx.corpus.convert import convert_dataset
 from binidx.dataset.config import WrittenPaths
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.stored.planned import PlannedDataset
-from binidx.errors import ConfigError, ObjectChangedError
+from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
 from binidx.run.stored.read_planning import prepare_read_plan
 from binidx.tools import main
 
@@ -58,6 +58,7 @@ def test_the_second_start_reads_the_plan_of_the_first(s3: Bucket, prefixes: list
     assert "readplan.json" in read
     assert not [name for name in read if name.endswith((".idx", ".npy"))]
     assert second.loader(2).state_dict() == first.loader(2).state_dict()
+    assert second.read_tokens([3, 1]).tolist() == first.read_tokens([3, 1]).tolist()
 
 
 def test_prepare_read_plan_plans_each_split(
@@ -86,9 +87,27 @@ def test_prepare_read_plan_plans_each_split(
         assert len(whole) == len(plan)
         for number in range(len(whole)):
             assert_same_sample(plan[number], whole[number])
-    assert isinstance(
-        binidx.Run(replace(config, read_plan=True), run.sizes, 2).build()[0], binidx.megatron.BlendedDataset
-    )
+    saved = binidx.Run.load(f"{tmp_path}/run.json")
+    assert [type(each) for each in saved.build()] == [PlannedDataset] * 3
+    assert isinstance(saved.build(planned=False)[0], binidx.megatron.BlendedDataset)
+    assert saved.build() is saved.build(planned=False)  # built once is enough
+    other = binidx.Run.load(f"{tmp_path}/run.json")
+    needed = [idx for step in saved.samples_of_steps(range(3)) for idx in step]
+    assert binidx.RunOrder.of(other).readings(range(3)).sample.tolist() == needed  # which knows the documents
+    assert not isinstance(replace(other, sizes=[91, 10, 12]).build()[0], PlannedDataset)
+
+
+def test_splits_without_samples_have_plans_so_that_a_start_reads_no_idx(prefixes: list[str], tmp_path: Path) -> None:
+    config = load(dict(zip(prefixes, [0.7, 0.3], strict=True)), f"{tmp_path}/cache").config
+    binidx.Run(config, [90, 0, 0], 2).save(f"{tmp_path}/run.json")
+    assert main(["prepare", "read-plan", f"{tmp_path}/run.json"]) == 0
+    for prefix in prefixes:
+        Path(f"{prefix}.idx").unlink()
+    saved, own = binidx.Run.load(f"{tmp_path}/run.json"), build(replace(config, read_plan=True), sizes=(90, 0, 0))
+    for built in (saved.build(), own):
+        assert [type(each) for each in built[:2]] == [PlannedDataset] * 2
+        assert [len(each) for each in built] == [90, 0, 0][: len(built)]
+        assert built[1][:] == [] == list(built[1].__getitems__([])) == list(built[0].__getitems__([]))
 
 
 @pytest.mark.parametrize("change", [{"random_seed": 6}, {"num_samples": 91}, {"split": "7,2,1"}, {"order": "best_fit"}])
@@ -172,6 +191,21 @@ def test_the_last_partial_sample_is_part_of_the_name_of_a_validation_plan_alone(
         assert_same_batches(one, needed)
 
 
+def test_a_validation_split_with_a_plan_is_read_whole(prefixes: list[str], tmp_path: Path) -> None:
+    config = load(prefixes, f"{tmp_path}/cache", full_validation=True).config
+    binidx.Run(config, [90, None, 0], 2).save(f"{tmp_path}/run.json")
+    assert main(["prepare", "read-plan", f"{tmp_path}/run.json"]) == 0
+    whole = build(config, sizes=(90, None, 0))
+    found = build(replace(config, read_plan=True), sizes=(90, None, 0))
+    for dataset, planned in zip(whole, found, strict=True):
+        assert isinstance(planned, PlannedDataset)
+        ours, needed = (binidx.build_pretraining_data_loader(each, 0, 2) for each in (planned, dataset))
+        assert ours is not None
+        assert needed is not None
+        assert type(ours.batch_sampler) is type(needed.batch_sampler)
+        assert [batch["tokens"].tolist() for batch in ours] == [batch["tokens"].tolist() for batch in needed]
+
+
 def test_a_plan_with_its_early_name_is_found(
     prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,12 +239,15 @@ NAMES = {
 """Of a plan of that config: now, and as the library at the commit 2e6bc1de named it."""
 
 
-def test_replaced_data_is_an_error_that_names_the_plan(prefixes: list[str], tmp_path: Path) -> None:
+def test_a_plan_of_replaced_files_is_not_opened(prefixes: list[str], tmp_path: Path) -> None:
     load(prefixes[0], f"{tmp_path}/cache", read_plan=True)
     join_writers()
     write_source(tmp_path / "p0", random.Random(9), False)
     with pytest.raises(ObjectChangedError, match=r"the read plan .*-train-read-plan is of the data as it was"):
-        load(prefixes[0], f"{tmp_path}/cache", read_plan=True)[0]
+        load(prefixes[0], f"{tmp_path}/cache", read_plan=True)
+    Path(f"{prefixes[0]}.bin").unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"p0.bin.*; bring that back, or delete it and write the plan again"):
+        load(prefixes[0], f"{tmp_path}/cache", read_plan=True)
 
 
 def test_a_plan_that_cannot_be_written_is_logged(

@@ -19,13 +19,13 @@ from helpers.traceable_runs import random_config, random_run, write_source
 
 import binidx
 import binidx.run.stored.read_planning as planning
-from binidx import RunOrder
+from binidx import RunOrder, bake, plan_bake
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
-from binidx.dataset.rank_comparison import identify
+from binidx.dataset.rank_comparison import identify, identify_options
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.jobs.parts import Shard, Workers
-from binidx.loader.dataset_protocols import is_pure, reads_remotely
+from binidx.loader.dataset_protocols import is_pure, remote_places
 from binidx.loader.torch_loader import build_pretraining_data_loader
 from binidx.order.reads import TokenPlaces
 from binidx.order.stored.planned_order import PlannedRows, ReadPlan, format_blocks, seal
@@ -208,7 +208,7 @@ def test_no_index_is_read_whatever_the_form_of_the_tokens(
     planned(run, f"{bucket}/plan")
     requests()
     dataset = binidx.PlannedDataset(f"{bucket}/plan", run.config)
-    assert reads_remotely(dataset)
+    assert remote_places(dataset) == {Location(bucket).place}
     assert is_pure(dataset)
     assert requests().keys() == {"readplan.json"}
     first = dataset.__getitems__(range(4, 8))
@@ -419,12 +419,32 @@ def test_ranks_compare_the_plans_that_they_read(prefixes: list[str], tmp_path: P
     one, again, another = (planned(each, f"{tmp_path}/{n}") for n, each in enumerate((run, run, other)))
     assert len(one) == len(another)
     assert identify(one) == identify(again) != identify(another)
+    masked = binidx.PlannedDataset(f"{tmp_path}/0", replace(run.config, eod_mask_loss=not run.config.eod_mask_loss))
+    assert identify_options([one]) == identify_options([run]) != identify_options([masked])
 
 
 def test_a_plan_traces_nothing(prefixes: list[str], tmp_path: Path) -> None:
     dataset = planned(load(prefixes[0]), f"{tmp_path}/plan")
-    with pytest.raises(ConfigError, match="order: found a PlannedDataset, needs GPT datasets or a blend"):
+    way = (
+        r"found a PlannedDataset, needs GPT datasets or a blend .* take Run.build\(planned=False\), or read_plan=False"
+    )
+    with pytest.raises(ConfigError, match=f"order: {way}"):
         RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset)))
+    with pytest.raises(ConfigError, match=f"show: {way}"):
+        binidx.show_sample(dataset, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_extra_token_to_sequence": False}])
+def test_a_stored_run_serves_tokens_alone(options: dict[str, Any], prefixes: list[str], tmp_path: Path) -> None:
+    run = load({prefixes[0]: 0.3, prefixes[1]: 0.7}, **options)
+    order = order_of(run)
+    bake(order, f"{tmp_path}/baked", plan_bake(order, range(2, order.num_steps() or 0)))
+    numbers = [11, 8, 9, 30]
+    for dataset in (planned(run, f"{tmp_path}/plan"), binidx.BakedDataset(f"{tmp_path}/baked", run.config)):
+        assert dataset.read_tokens(numbers).tolist() == run.read_tokens(numbers).tolist()
+    for positions in ([7], [len(dataset)], [-1]):  # of the bake
+        with pytest.raises(IndexError, match="not stored"):
+            dataset.read_tokens(positions)
 
 
 def test_a_plan_reads_no_data_that_the_config_does_not_name(prefixes: list[str], s3: Bucket, tmp_path: Path) -> None:
@@ -435,6 +455,34 @@ def test_a_plan_reads_no_data_that_the_config_does_not_name(prefixes: list[str],
     with pytest.raises(ConfigError, match=r"readplan\.json: names data elsewhere") as raised:
         binidx.PlannedDataset(f"{tmp_path}/plan", elsewhere)
     assert "parts_from" in str(raised.value)
+
+
+def test_the_config_of_another_order_is_refused_by_what_differs(prefixes: list[str], tmp_path: Path) -> None:
+    blend = dict.fromkeys(prefixes[:2], 1.0)
+    run = load(blend, 80, mid_level_dataset_surplus=0.01)
+    needed = [run[number]["tokens"].tolist() for number in range(80)]
+    for kind in ("single", "cyclic"):
+        planned(run, f"{tmp_path}/{kind}", kind, range(20))
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "random_seed": ({"random_seed": 9}, "random_seed (found 5, the config has 9)"),
+        "blend": ({"blend": ([*blend], [0.5, 1.5])}, "weights (found 1.0, the config has 0.5)"),
+        "data": ({"blend": ([prefixes[0], prefixes[2]], [1.0, 1.0])}, f"prefixes (found {prefixes[1]}, the config has"),
+        "fewer": ({"blend": ([prefixes[0]], [1.0])}, "prefixes (found 2, the config has 1)"),
+        "split": ({"split": "9,1,0"}, "bookends (found 1.0, the config has 0.9)"),
+        "order": ({"order": "best_fit"}, "order (found None, the config has {'kind': 'best_fit'"),
+        "surplus": ({"mid_level_dataset_surplus": 0.2}, "mid_level_dataset_surplus (found 0.01, the config has 0.2)"),
+    }
+    for name, (change, text) in changes.items():
+        config = replace(run.config, **change)
+        for kind in ("single", "cyclic"):
+            with pytest.raises(ConfigError) as raised:
+                binidx.PlannedDataset(f"{tmp_path}/{kind}", config)
+            assert f"{tmp_path}/{kind}/readplan.json: is of another order: " in str(raised.value), name
+            assert text in str(raised.value)
+            assert "give the config of the run that was stored, or store this one" in str(raised.value)
+    free = {"eod_mask_loss": True, "mmap_bin_files": False, "path_to_cache": f"{tmp_path}/c", "data_parallel_size": 2}
+    dataset = binidx.PlannedDataset(f"{tmp_path}/single", replace(run.config, **free))
+    assert [dataset[number]["tokens"].tolist() for number in range(80)] == needed
 
 
 def test_a_disk_without_times_or_with_other_data_is_an_error(prefixes: list[str], tmp_path: Path) -> None:
@@ -471,9 +519,9 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         write_read_plan(order, where, plan_reads(order, range(5)))
     with pytest.raises(ConfigError, match="need \\(99"):
         binidx.PlannedDataset(where, replace(run.config, sequence_length=99))
-    with pytest.raises(IndexError, match="steps: found 0 to 9999"):
+    with pytest.raises(IndexError, match="steps: found 0:9999"):
         plan_reads(order, range(9999))
-    with pytest.raises(ConfigError, match="steps: found 3 to 3, need one to plan"):
+    with pytest.raises(ConfigError, match="steps: found 3:3, need one to plan"):
         plan_reads(order, range(3, 3))
     Path(f"{where}/readplan.json").write_text("{}")
     with pytest.raises(

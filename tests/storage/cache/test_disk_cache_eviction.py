@@ -431,7 +431,7 @@ def test_prune_removes_litter_and_nothing_that_is_new(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_cache_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFoundError, match="no cache of binidx"):
+    with pytest.raises(ObjectNotFoundError, match="no disk cache of binidx"):
         prune(str(tmp_path))
 
 

@@ -30,12 +30,13 @@ from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import MAX_REQUEST, RemoteObject
 from binidx.storage.stores.direct import bounded_session
+from binidx.storage.stores.driver_errors import translated
 from binidx.storage.stores.fsspec_store import DIRECT_MAX_GAP, driver_options, open_filesystem
 from binidx.storage.stores.signing import one_origin_session
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
 
-DATA = bytes(range(250)) * 40_000  # 10 MB
+DATA = bytes(range(250)) * 52_000  # 13 MB
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_forbidden_names_the_uri_and_the_way_out(lying: RemoteObject, web: Serve
 
 
 def test_requests_run_at_the_same_time(s3: Bucket, uri: str) -> None:
-    ranges = [(place, place + 10) for place in range(0, len(DATA), 150_000)]
+    ranges = [(place, place + 10) for place in range(0, len(DATA), 195_000)]
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
         reader = RemoteObject(Location.of(uri, {"endpoint_url": proxy.endpoint}))
         counts = counts_in_flight(proxy, 32, lambda: reader.read(ranges))
@@ -185,7 +186,7 @@ def test_nothing_here_shows_its_options(web: Server) -> None:
         raise ZeroDivisionError
     web.behaviour = "forbidden"
     for wrong in (options, {**options, "no_such_option": "hush"}):
-        with pytest.raises(StorageError) as caught:
+        with pytest.raises((StorageError, ConfigError)) as caught:
             RemoteObject(Location.of("s3://bucket/data", wrong))
         shown.append(caught.value)
     web.behaviour = "good"
@@ -290,10 +291,12 @@ def test_a_wrong_secret_is_access_denied(s3: Bucket, uri: str) -> None:
 
 def test_an_option_nobody_knows_is_named_with_the_uri() -> None:
     with pytest.raises(
-        StorageError,
+        ConfigError,
         match=r"^s3://b/k: TypeError: .*no_such_option'; correct storage_options, which are those of s3fs$",
     ):
         open_object("s3://b/k", storage_options={"no_such_option": 1})
+    missing = str(translated("hf://gpt2/tokenizer.json", ConnectionRefusedError("no network")))
+    assert missing.endswith("check the endpoint and the network, or name a local copy of tokenizer.json")
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -342,7 +345,7 @@ def test_gs_is_gcsfs() -> None:
 
 
 UNSIGNED = {"s3": {"payload_signing_enabled": False}}
-SIGNED = {**UNSIGNED, "http_session_cls": one_origin_session()}
+SIGNED = {**UNSIGNED, "http_session_cls": one_origin_session(())}
 
 
 @pytest.mark.parametrize(
@@ -374,7 +377,7 @@ SIGNED = {**UNSIGNED, "http_session_cls": one_origin_session()}
                 "token": "anon",
                 "use_listings_cache": False,
                 "session_kwargs": {
-                    **bounded_session(may_leave=False),
+                    **bounded_session(()),
                     "headers": {"Accept-Encoding": "identity", "X-A": "a"},
                 },
             },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from binidx.errors import AccessError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.storage.location import Location
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import READ_AT_ONCE, LocalFile, node_view
+from binidx.storage.writing.publish import write_object
 
 DATA = bytes(range(250)) * 2000
 
@@ -258,8 +261,16 @@ def test_a_file_of_another_user_is_no_matter_of_cloud_credentials(tmp_path: Path
         assert isinstance(error, AccessError)
         assert str(error) == f"{name}: Permission denied; check owner and mode of the file and its folders (ls -ld)"
     assert "AWS_ACCESS_KEY_ID" in str(translated("s3://corpus/en.bin", denied))
-    under_a_file = str(translated("a.jsonl/en.bin", NotADirectoryError(20, "Not a directory")))
-    assert under_a_file == "a.jsonl/en.bin: a part of its path is a file, needed folders; name another place"
+
+
+def test_a_file_that_can_have_no_folder_names_the_part_of_its_path_that_prevents_it(tmp_path: Path) -> None:
+    (text := tmp_path / "a.jsonl").write_text("{}")
+    places = {f"{text}/x/en.bin": f"{text}: is a file, needed a folder"}
+    if sys.platform == "linux":
+        places["/proc/none/x/en.bin"] = "/proc/none: no folder can be made there"
+    for place, problem in places.items():
+        with pytest.raises(AccessError, match=f"^{problem}; name another place$"):
+            write_object(Location.of(place), [b"x"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -178,7 +178,10 @@ def test_what_cannot_be_written_is_named(s3: Bucket, tmp_path: Path) -> None:
     ):
         pass
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match=f"^{tmp_path}/file/x: "), create_object(Location.of(tmp_path / "file/x")):
+    with (
+        pytest.raises(StorageError, match=f"^{tmp_path}/file: is a file, needed a folder"),
+        create_object(Location.of(tmp_path / "file/x")),
+    ):
         pass
     with pytest.raises(StorageError, match=f"^{tmp_path}: "), create_object(Location.of(tmp_path)) as writer:
         writer.write(b"x")

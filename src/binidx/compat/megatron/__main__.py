@@ -6,7 +6,7 @@ Megatron's. Under torchrun:
     torchrun --nproc-per-node 8 -m binidx.compat.megatron \\
         pretrain_gpt.py --data-path s3://corpus/en ...
 
---trust-cache                accept index caches that Megatron left:
+--trust-cache                accept indices that Megatron left:
                              trust_cache="megatron" of the config
 --cache-small-indices        also cache indices of less than 2^15 documents and
                              samples, for Megatron to find

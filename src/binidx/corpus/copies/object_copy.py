@@ -333,7 +333,7 @@ class WorkersCopy(JoinedCopy):
     def _run(self, make: Callable[[CopyPart], Values], parts: Sequence[CopyPart], *where: Any) -> dict[str, Values]:
         remote = any(location.local_path is None for location in (self.job.target, self.job.source.prefix))
         options: Any = {"advance": self.watch.advance, "begin": lambda total, done: None, "remote_data": remote}
-        return make_parts(make, parts, *where, **options)
+        return make_parts(make, parts, *where, unit="bytes", **options)
 
 
 COPIES: dict[str, type[ObjectCopy]] = {"slices": SlicedCopy, "pieces": JoinedCopy, "whole": WholeCopy}

@@ -167,10 +167,12 @@ def import_dataset(
         stored = peer.read(locations, options)
         documents = stored if eod is None or peer.needs_eod else split_stream(stored, eod)
         first = [*islice(documents, 1)]
-    except BinidxError:
+    except BinidxError as error:
         names = [name for name, each in FORMATS.items() if each.matches(opened[0])]
         if names and format not in names:
             raise ConfigError(f"{opened[0]}: is of {FORMATS[names[0]].peer}; use binidx import {names[0]}") from None
+        if isinstance(error, ObjectNotFoundError) and peer.mark.startswith("/"):
+            raise ObjectNotFoundError(f"{error}; {format} needs the folder with {peer.mark[1:].split()[0]}") from error
         raise
     own = [document.dtype.newbyteorder("=") for document in first]
     kind = np.dtype(dtype) if dtype else next((each for each in own if each in OWN_DTYPES), np.dtype(np.int32))

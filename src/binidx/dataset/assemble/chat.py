@@ -62,7 +62,7 @@ IGNORE = -100
 """Target of tokens that are not trained on."""
 
 RECORDED_NAME = "binidx.dataset.chat_tokenizer.ChatTokenizer"
-"""Name of the class in the names of index caches; a subclass has its own."""
+"""Name of the class in the names of indices; a subclass has its own."""
 
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -193,7 +193,7 @@ class ChatTokenizer:
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
-        """Identity of the tokenizer in the names of index caches."""
+        """Identity of the tokenizer in the names of indices."""
         kind = type(self)
         name = RECORDED_NAME if kind is ChatTokenizer else f"{kind.__module__}.{kind.__name__}"
         return OrderedDict([("class", name), ("tokenizer_path", [self.tokenizer.name_or_path])])

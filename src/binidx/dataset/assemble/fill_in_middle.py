@@ -135,8 +135,10 @@ class FIMTransform:
         except AttributeError as error:
             name = type(tokenizer).__name__
             raise ConfigError(f"{name}: has no {error.name}, which cuts in the text need; give Megatron's") from None
-        if follows(config, Rule.fim_no_special_tokens) and _has_parameter(self.decode, "remove_special_tokens"):
-            self.decode = partial(self.decode, remove_special_tokens=True)
+        if follows(config, Rule.fim_no_special_tokens):
+            parameters = inspect.signature(self.decode).parameters.values()
+            if any(one.name == "remove_special_tokens" or one.kind is one.VAR_KEYWORD for one in parameters):
+                self.decode = partial(self.decode, remove_special_tokens=True)
         names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
         ids = find_ids(names)
         if unknown := [name for name, token in zip(names, ids, strict=True) if token is None]:
@@ -173,11 +175,6 @@ class FIMTransform:
         else:
             order = [self.prefix, *before, self.suffix, *after, self.middle, *between]
         return np.array(order, np.int64)
-
-
-def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _check_one(token: str, encoded: Any) -> int:

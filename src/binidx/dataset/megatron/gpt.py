@@ -70,7 +70,7 @@ class GPTDataset(MegatronDataset):
         torch.Size([4096])
 
     Source: Megatron Core, `GPTDataset`. Differences: counts stay integers (its count of a partial last sample goes
-    through float32), a stale index cache is rebuilt instead of served, and each sample has its own loss mask (if
+    through float32), a stale index is rebuilt instead of served, and each sample has its own loss mask (if
     Megatron serves a padded sample first, it reuses that mask for all others).
     """
 

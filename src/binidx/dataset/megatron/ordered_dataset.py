@@ -202,7 +202,7 @@ def check_listed_sources(
 
 
 def cache_directory(config: BlendedMegatronDatasetConfig) -> Location | None:
-    """Return the folder of index caches of a config; None: beside the data."""
+    """Return the folder of indices of a config; None: beside the data."""
     return None if config.path_to_cache is None else Location(config.path_to_cache, config.storage_options)
 
 
@@ -222,8 +222,8 @@ def make_opener(config: BlendedMegatronDatasetConfig, **options: Any) -> Opener:
     )
 
 
-SEVERAL = (slice, list, np.ndarray)
-"""Types of an index of several samples."""
+SEVERAL = (slice, list, np.ndarray, str, float)
+"""Types of an index of several samples, and of indices that users take for one."""
 
 
 def number_samples(idx: Any, size: int) -> Sequence[int]:
@@ -235,6 +235,10 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     """
     if isinstance(idx, slice):
         return range(size)[idx]
+    if isinstance(idx, float):
+        raise TypeError(f"samples: found {idx!r}, needs a whole number")
+    if isinstance(idx, str):
+        raise TypeError(f"samples: found {idx!r}, needs a number; dataset[0][{idx!r}] is that of a sample")
     if any(isinstance(number, bool | np.bool_) for number in idx):
         raise TypeError("samples: found truth values, needs numbers; numpy.flatnonzero makes them of a mask")
     return [range(size)[number] for number in idx]

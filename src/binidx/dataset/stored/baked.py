@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from binidx.dataset.assemble.gpt_rows import GPTAssemble
 from binidx.dataset.config import GPTDatasetConfig, choose_pad_token
 from binidx.dataset.megatron.ordered_dataset import SEVERAL, make_opener, number_samples
+from binidx.dataset.stored.options import check_options, describe_options
 from binidx.dataset.token_dataset import TokenDataset, locate_stored
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
@@ -45,11 +46,15 @@ class StoredRunDataset(TokenDataset):
 
     order: BakedOrder | PlannedOrder
 
+    describe_options = staticmethod(describe_options)
+
     def __init__(self, directory: str, config: GPTDatasetConfig, request: StoredRequest) -> None:
         self.directory, self.config = directory, config
         order: Any = make_opener(config).open(request)
         self.stored: Baked = order.stored
         check_stored(config, self.stored, request.file.uri)
+        if self.stored.options is not None:
+            check_options(self.stored.options, config, request.file.uri)
         pad = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
         assemble = GPTAssemble.of(config, pad, masks_ends=order.ends_documents)
         super().__init__(order, [source.dataset for source in order.sources], [assemble] * len(order.sources))
@@ -75,9 +80,7 @@ class StoredRunDataset(TokenDataset):
         Raises:
             IndexError: a position is not stored.
         """
-        positions, first, stop = np.asarray(idxs, np.int64), self.stored.first, self.stored.stop
-        if len(positions) and not (first <= positions.min() and positions.max() < stop):
-            raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
+        positions = self._check_stored(idxs)
         # Before the samples: a plan keeps the rows of the last read.
         ids = self.order.find_ids(positions) if self.stored.blended else None
         samples = super().__getitems__(idxs)
@@ -85,6 +88,16 @@ class StoredRunDataset(TokenDataset):
             assert isinstance(samples, Samples)  # as GPTAssemble makes them
             samples.numbers = {"dataset_id": ids.astype(np.int16)}
         return samples
+
+    def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
+        """Return only the tokens of the samples at these positions, as `GPTDataset.read_tokens` does."""
+        return self.read_text(self._check_stored(idxs).tolist())
+
+    def _check_stored(self, idxs: Sequence[int]) -> Numbers:
+        positions, first, stop = np.asarray(idxs, np.int64), self.stored.first, self.stored.stop
+        if len(positions) and not (first <= positions.min() and positions.max() < stop):
+            raise IndexError(f"{self.directory}: positions {list(idxs)} not stored (found {first} to {stop})")
+        return positions
 
     def locate_bytes(self, samples: Numbers) -> Iterator[tuple[RangeReader, NDArray[np.int64], Numbers]]:
         """Yield where the tokens of samples are stored; see `locate_stored`."""
@@ -127,7 +140,8 @@ class BakedDataset(StoredRunDataset):
         config: config of the run. Its blend is not opened; sequence_length, extra token and masks must be the run's.
 
     Raises:
-        ConfigError: the config has another sequence_length or extra token.
+        ConfigError: the config asks for another order: another seed, weight or sequence_length, for example. The places
+            of its data are not compared, as a bake has their tokens; a bake of before 0.2 records no options.
         FormatError: the description is invalid, or a part contradicts it.
         ObjectNotFoundError: the description or a part is missing: the bake has not finished.
 

@@ -174,8 +174,8 @@ class ArrayWriter:
         with contextlib.suppress(OSError):
             space = f"found {shutil.disk_usage(place).free:,} bytes free, {space}"
         raise IndexBuildError(
-            f"{file}: no room in {place} ({reason}; {space}); make room, or name another path_to_cache, or for "
-            "a cache in a store a larger BINIDX_INDEX_DIR. BINIDX_INDEX_DIR=off builds it in the memory of each process"
+            f"{file}: no room in {place} ({reason}; {space}); make room, or name another path_to_cache, or for indices "
+            "in a store a larger BINIDX_INDEX_DIR. BINIDX_INDEX_DIR=off builds it in the memory of each process"
         ) from error
 
     def _add(self, name: str, array: NDArray[Any]) -> None:

@@ -13,16 +13,15 @@ and stale data cost a rebuild and never a wrong order, and nothing is synced to 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from typing import Any, Literal
 
+import binidx
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.forks import cached_property
 from binidx.format.prefix_listing import ListedPair
@@ -54,15 +53,6 @@ ArrayCheck = Callable[[Arrays], None]
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 logger = logging.getLogger(__name__)
-
-
-@functools.cache
-def library_version() -> str:
-    """Return the installed version of this library; empty where it runs from its source."""
-    try:
-        return metadata.version("binidx")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -282,17 +272,6 @@ class IndexCache:
         logger.warning("%s: taken as it is (trust_cache): nothing proves the data it was built of", files.file("*.npy"))
         return arrays
 
-    def _warn_of_replacement(self) -> None:
-        """Log a warning if an index that another program left is about to be replaced."""
-        files = self.files
-        with contextlib.suppress(StorageError):
-            if object_exists(files.file(DESCRIPTION)) and not object_exists(files.file(MANIFEST)):
-                logger.warning(
-                    "%s: built anew and replaced, since no manifest names the data that they were built of; "
-                    "trust_cache='megatron' uses the arrays that Megatron left",
-                    files.file("*.npy"),
-                )
-
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
         """Build the arrays into their files, then write the manifest that makes them valid; return their writer.
 
@@ -301,7 +280,11 @@ class IndexCache:
             fingerprint: options that the arrays depend on, and "algorithm".
             build: function that fills the arrays provided by the writer.
         """
-        self._warn_of_replacement()
+        with contextlib.suppress(StorageError):
+            if object_exists(self.files.file(DESCRIPTION)) and not object_exists(self.files.file(MANIFEST)):
+                text = "%s: built anew and replaced, since no manifest names the data that they were built of; %s"
+                way = "trust_cache='megatron' uses the arrays that Megatron left"
+                logger.warning(text, self.files.file("*.npy"), way)
         writer = self.open_writer(self.files)
         build(writer)
         self.digests.update({name: stored.xxh3_64 for name, stored in writer.stored.items()})
@@ -312,9 +295,7 @@ class IndexCache:
             except (OSError, NotImplementedError) as error:
                 writer.failure = error
         if writer.failure is not None:
-            logger.warning(
-                "%s: index not cached, every start builds it again: %s", self.files.directory, writer.failure
-            )
+            logger.warning("%s: index not kept, every start builds it again: %s", self.files.directory, writer.failure)
         if order:
             record_order(self.files, fingerprint, self.origin.content(), order, self.context.warns, not writer.failure)
         return writer
@@ -324,7 +305,7 @@ class IndexCache:
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
         manifest = Manifest(
-            library=library_version(),
+            library=binidx.__version__,
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),

@@ -225,20 +225,24 @@ class IndexFiles:
             recorded = recorded_object(self.array_file(name).uri, stored.identity)
             if recorded is None and not local:
                 return None
-            arrays[name] = self._open_array(name, stored, recorded)
+            reader, dtype = open_cached_in_blocks(self.array_file(name), recorded), np.dtype(stored.dtype)
+            if reader.size != stored.bytes:
+                raise FormatError(f"{self.array_file(name)}: found {reader.size} bytes, need {stored.bytes}")
+            data_start = stored.bytes - prod(stored.shape) * dtype.itemsize
+            arrays[name] = RangedArray(reader, data_start, dtype, stored.shape)
         if local:
             written_last = all(array.ctime < before[0].ctime for array in before[1:])
             if not before or before != self._local_versions(names) or not written_last:
                 return None
-        _check_headers(arrays)
+        # The `.npy` headers, in one round trip.
+        readers = [stored_reader(array.reader) for array in arrays.values()]
+        headers = read_many([(reader, [(0, min(HEADER_BYTES, reader.size))]) for reader in readers])
+        for (name, array), [header] in zip(arrays.items(), headers, strict=True):
+            found, needed = parse_npy_header(header), (array.dtype, array.shape, array.offset)
+            if found != needed:
+                problem = f"{name} differs from its manifest (found {found}, need {needed})"
+                raise FormatError(f"{array.reader.uri}: {problem}")
         return manifest, arrays
-
-    def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
-        file, dtype = self.array_file(name), np.dtype(stored.dtype)
-        reader = open_cached_in_blocks(file, found)
-        if reader.size != stored.bytes:
-            raise FormatError(f"{file}: found {reader.size} bytes, need {stored.bytes}")
-        return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
 
     def _local_versions(self, names: Sequence[str]) -> list[FileVersion]:
         """Return the versions of the local manifest and arrays; an empty list if one is missing."""
@@ -259,21 +263,6 @@ def read_cached(file: Location, found: Found | None = None) -> tuple[memoryview,
     return content, find_seal(reader, file, "xxh3_64")  # of what is mapped now
 
 
-def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
-    """Compare the `.npy` headers of arrays with their manifest; one round trip.
-
-    Raises:
-        FormatError: a header has another dtype, shape or data offset than the manifest.
-        ObjectChangedError: an array was replaced.
-    """
-    readers = [stored_reader(array.reader) for array in arrays.values()]
-    headers = read_many([(reader, [(0, min(HEADER_BYTES, reader.size))]) for reader in readers])
-    for (name, array), [header] in zip(arrays.items(), headers, strict=True):
-        found, needed = parse_npy_header(header), (array.dtype, array.shape, array.offset)
-        if found != needed:
-            raise FormatError(f"{array.reader.uri}: {name} differs from its manifest (found {found}, need {needed})")
-
-
 @lru_cache(maxsize=64)
 def _remove_staging_files(directory: str, pid: int) -> None:
     # A file was just written here, so the directory's time is that of its file system's clock now.
@@ -286,7 +275,7 @@ def _remove_staging_files(directory: str, pid: int) -> None:
 
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
-    """Return the text that Megatron hashes for the names of index caches."""
+    """Return the text that Megatron hashes for the names of indices."""
     compact = json.dumps(identifiers, default=_identify)
     try:
         # The text of json.dumps(indent=4), in C: of a blend of 1,000 prefixes in 40 ms instead of 130.
@@ -300,7 +289,7 @@ def _identify(thing: Any) -> Any:
         return thing.unique_identifiers
     except AttributeError:
         raise ConfigError(
-            f"{type(thing).__name__}: has no unique_identifiers, which the names of index caches need; "
+            f"{type(thing).__name__}: has no unique_identifiers, which the names of indices need; "
             "give the tokenizer an OrderedDict of that name"
         ) from None
 
@@ -332,12 +321,12 @@ class IndexName:
 
 
 def digest(description: str) -> str:
-    """Return the md5, in hex, with which Megatron begins the names of index caches."""
+    """Return the md5, in hex, with which Megatron begins the names of indices."""
     return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
 def recorded_name(kind: type) -> str:
-    """Return the name of a class in index caches, orders and loader states.
+    """Return the name of a class in indices, orders and loader states.
 
     Classes of this library fix that name as `RECORDED_NAME`, so that renaming a class loses no cache. A user's subclass
     has its own name, as in Megatron Core.

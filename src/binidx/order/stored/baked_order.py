@@ -8,8 +8,8 @@ DIR/complete.json                    the same as baked.json; written when all pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -45,6 +45,8 @@ class Baked:
         sequence_length: number of tokens fed per sample, S.
         add_extra_token: whether the token after each sample is stored, too.
         blended: whether the samples have a dataset_id.
+        options: fields of the config that decide on the order, but for the number of samples and, of a bake, the places
+            of data; None in early ones. What an earlier version began goes on without them.
     """
 
     fingerprint: str
@@ -54,6 +56,7 @@ class Baked:
     sequence_length: Positive
     add_extra_token: bool
     blended: bool
+    options: Mapping[str, Any] | None = field(default=None, compare=False, kw_only=True)
 
     first_file: ClassVar[str] = "baked.json"
     last_file: ClassVar[str] = "complete.json"

@@ -49,7 +49,7 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_of, layered, open_object, open_stored, read_document
 from binidx.storage.ranges import stored_reader
-from binidx.storage.requests.remote_object import find_object
+from binidx.storage.requests.remote_object import find_object, object_identity
 from binidx.storage.stores.identity import check_same
 
 SAMPLE = np.dtype([("num_pieces", "<u4"), ("source", "<u2")])
@@ -60,6 +60,8 @@ BLOCK_SAMPLES = 64
 DIGEST_BYTES = 8
 ROW_CHUNK_BYTES = 8 << 10
 """Unit of fetching rows from a store, and of caching them in memory: two blocks of samples of 5 pieces."""
+
+WRITTEN = "the read plan was written"
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class PlannedRows:
         if decoded is None or not np.isin(blocks, decoded.blocks).all():
             of_part, in_part = np.divmod(blocks, self._blocks_per_part)
             reads = [self._read_blocks(number, in_part[of_part == number]) for number in np.unique(of_part).tolist()]
-            samples, pieces = zip(*chain(*reads), strict=True)
+            samples, pieces = zip(*chain(*reads, [(np.empty(0, SAMPLE), np.empty(0, PIECE))]), strict=True)
             firsts = np.cumsum([0, *map(len, samples[:-1])])
             joined = np.concatenate(samples)
             ends = np.concatenate([[0], np.cumsum(joined["num_pieces"], dtype=np.int64)])
@@ -403,5 +405,11 @@ def open_planned(location: Location, file: PlannedFile, mmap: bool) -> RangeRead
 
 def _open_version(location: Location, identity: Mapping[str, Any], mmap: bool) -> RangeReader:
     stored = open_stored(location, mmap=mmap, identity=identity)
-    check_same(location, identity, stored.identity, "the read plan was written", remedy="")
+    check_same(location, identity, stored.identity, WRITTEN, remedy="")
     return stored
+
+
+def check_local(file: PlannedFile) -> None:
+    """Raise ObjectChangedError or ObjectNotFoundError if a file on a disk is another one now; asks no store."""
+    if (location := Location(file.uri)).local_path is not None:
+        check_same(location, file.identity, object_identity(location), WRITTEN, remedy="")

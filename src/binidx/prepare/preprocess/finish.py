@@ -20,9 +20,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib import metadata
 from typing import Any
 
+import binidx
 from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, redacted
@@ -96,7 +96,7 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
     counts = sum((source["counts"] for source in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
-        "version": metadata.version("binidx"),
+        "version": binidx.__version__,
         "plan": plan_digest(job, parts),
         "job": job.to_json(),
         "dataset": {

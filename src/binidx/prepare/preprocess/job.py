@@ -100,6 +100,8 @@ class Job:
     def __post_init__(self) -> None:
         if isinstance(self.inputs, str) or isinstance(self.keys, str):
             raise ConfigError(f"inputs, keys: found {self.inputs!r}, {self.keys!r}, need lists of texts")
+        if "" in (self.output, *self.inputs):
+            raise ConfigError("inputs, output: found an empty name, need paths or URIs")
         if not isinstance(self.tokenizer, TokenizerSpec):
             raise ConfigError(f"tokenizer: found {self.tokenizer!r}, needs binidx.describe_tokenizer of it")
         for name, choices in (("on_error", ON_ERROR), ("empty", EMPTY)):

@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError, redacted, trims_traceback
+from binidx.errors import ConfigError, FormatError, ObjectExistsError, redacted, trims_traceback
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.parts import Shard, Workers
@@ -80,6 +80,8 @@ def preprocess(
     shard: Shard | None = None,
     overwrite: bool = False,
     watch: ProgressWatcher | None = None,
+    task_memory: int | None = None,
+    task_resources: Mapping[str, float] | None = None,
 ) -> Report:
     """Tokenize the text of a job into its datasets, or continue the job.
 
@@ -92,6 +94,7 @@ def preprocess(
         overwrite: replace existing datasets, which stay until the new ones are ready; parts of another job are removed
             at once.
         watch: receiver of the progress, in stored bytes of the text of finished parts.
+        task_memory, task_resources: of a part, as in `Workers`.
 
     Returns:
         The number of parts made, and the manifests of the datasets if the job is finished.
@@ -113,7 +116,7 @@ def preprocess(
     """
     if not isinstance(job, Job):
         raise ConfigError(f"job: found {job!r}, needs a binidx.Job")
-    place = Workers(engine, workers, executor, shard)
+    place = Workers(engine, workers, executor, shard, task_memory, task_resources)
     place.check_overwrite(overwrite)
     began, watch, job = time.monotonic(), watch or SilentWatcher(), make_paths_absolute(job)
     inputs = find_job_inputs(job)
@@ -129,7 +132,12 @@ def preprocess(
     if job.lineage:
         from binidx.format.arrow import pa  # noqa: F401 - MissingDriverError before any work
     warn_of_inputs(inputs, parts, watch)
-    files.claim(overwrite=overwrite, parts=parts, check_free=files.check_free)
+    try:
+        files.claim(overwrite=overwrite, parts=parts, check_free=files.check_free)
+    except ObjectExistsError:  # maybe another call of this job has finished it since
+        if manifests := remove_parts_of_finished(files, parts):
+            return report(manifests)
+        raise
     remote = any(Location(uri).local_path is None for uri in [job.output, *(file.uri for file in inputs)])
     stage = JobStage("tokenize", functools.partial(make_part, job), lambda _: parts)
     try:

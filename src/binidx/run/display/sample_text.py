@@ -12,14 +12,13 @@ import numpy as np
 
 from binidx.errors import BinidxError, MissingDriverError, redacted, redacted_text
 from binidx.format.sidecars.lineage import origin_text
+from binidx.loader.dataset_protocols import DatasetView
 from binidx.order.reads import OrderReads
 from binidx.run.display.sample_rows import known_origins
 from binidx.run.run_order import check_traceable
 from binidx.search.document_search import find_tokenizer
 from binidx.storage.location import Location
-from binidx.tokenizers.describe import describe_tokenizer
 from binidx.tokenizers.library import open_decoder
-from binidx.tokenizers.spec import TokenizerSpec
 
 INCOMPLETE = "�"
 """A character of which some bytes are missing."""
@@ -65,18 +64,15 @@ class TokenText:
             prefix: of the dataset.
             tokenizer: any that `describe_tokenizer` takes, whose errors are raised; None: that of the manifest.
         """
-        if tokenizer is not None:
-            return cls._of(describe_tokenizer(tokenizer, storage_options=prefix.options), prefix)
         try:
-            return cls._of(find_tokenizer([prefix]), prefix)
+            spec = find_tokenizer([prefix], tokenizer)
+            decode = open_decoder(spec, prefix.options)
         except BinidxError as error:
+            if tokenizer is not None:
+                raise
             return cls(reason=str(error))
-
-    @classmethod
-    def _of(cls, spec: TokenizerSpec, prefix: Location) -> TokenText:
         names = {} if spec.eod is None else {spec.eod: "[EOD]"}
-        names |= {number: name for name, number in spec.special_tokens}
-        return cls(open_decoder(spec, prefix.options), names, spec.eod)
+        return cls(decode, names | {number: name for name, number in spec.special_tokens}, spec.eod)
 
     def pieces(self, ids: Sequence[int]) -> Iterator[TokenPiece]:
         """Yield the pieces of a text, in order; together they have all ids.
@@ -179,6 +175,7 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
 
     Source: ours.
     """
+    dataset = DatasetView.unwrap(dataset)
     check_traceable(dataset, "show")
     if not -len(dataset) <= idx < len(dataset):
         raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")

@@ -8,6 +8,8 @@
     checksums of a pair                1 GET
     virtual merge                      6 HEAD, 2 GET, 2 LIST, pairs    the .idx of all parts
     cached index, or blend             1 GET: its manifest             its 3 arrays, or 2
+    read plans, with a path_to_cache   1 HEAD
+    ... if each split has one          2 HEAD, 1 GET a split, and those of the pinned file alone
     pinned file, if any is possible    1 HEAD
     ... if it exists                   no request for its pairs        the file
 
@@ -19,20 +21,23 @@ Not counted: the first rank of a pinned run compares all pairs with the store, b
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from binidx.dataset.config import Split
 from binidx.dataset.pinned_run import PinnedFile
+from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import redacted
 from binidx.format.prefix_listing import IdxBundle, ListedPair
 from binidx.format.source import DatasetFiles
 from binidx.index.cache.inspection import CacheState
-from binidx.run.plan.forecast import Amounts, blend_bytes, gpt_index_bytes
+from binidx.order.stored.planned_order import ReadPlan
+from binidx.run.plan.forecast import Amounts, Costs, blend_bytes, gpt_index_bytes
 from binidx.run.plan.inventory import RunInventory
 from binidx.storage.location import Location
-from binidx.storage.requests.remote_object import MAX_REQUEST, object_identity
+from binidx.storage.requests.remote_object import MAX_REQUEST, object_exists, object_identity
 from binidx.storage.store_protocols import Prices
 
 GPT_ARRAYS, BLEND_ARRAYS = 3, 2
@@ -78,63 +83,121 @@ class PlaceRate:
         place: the bucket, as a URI.
         requests_per_second: mean, while the run trains.
         prices: has the limit that the store publishes.
+        partitions: parts of the bucket that have this limit each.
+        busiest_share: share of the requests to the part with the most.
     """
 
     place: str
     requests_per_second: float
     prices: Prices
+    partitions: int = 1
+    busiest_share: float = 1.0
+
+    @property
+    def to_busiest(self) -> float:
+        """Requests a second to the part of the bucket with the most."""
+        return self.requests_per_second * self.busiest_share
 
     @property
     def is_exceeded(self) -> bool:
         """True if the store publishes a lower limit."""
-        return 0 < self.prices.reads_per_second < self.requests_per_second
+        return 0 < self.prices.reads_per_second < self.to_busiest
+
+    def seconds(self, num_samples: float) -> float:
+        """Return the seconds of a number of samples at the limit, where this is the rate of one sample a second."""
+        return self.to_busiest * num_samples / self.prices.reads_per_second if self.prices.reads_per_second else 0.0
 
     @property
     def ramp_seconds(self) -> float | None:
         """Seconds in which the store grants the rate, if it doubles its limit; None if that has no published time."""
         if not self.is_exceeded:
             return 0.0
-        doublings = math.log2(self.requests_per_second / self.prices.reads_per_second)
+        doublings = math.log2(self.to_busiest / self.prices.reads_per_second)
         return None if math.isinf(self.prices.doubling_seconds) else doublings * self.prices.doubling_seconds
 
 
-def start_costs(inventory: RunInventory) -> Mapping[str, StartCost]:
-    """Return the cost of a start for each bucket, by its URI, when all indices are cached."""
-    config, costs = inventory.run.config, defaultdict[str, StartCost](StartCost)
+def sample_rates(costs: Sequence[Costs], partitions: int | None = None) -> list[PlaceRate]:
+    """Return the requests to each bucket for one sample a second, the most first.
+
+    A store divides a bucket by prefixes of names, never an object. Names tell the most that it may do: a partition for
+    each folder with tokens, once all were hot.
+
+    Args:
+        costs: of the sources.
+        partitions: number of parts into which the store has divided each bucket; None: as the names tell.
+    """
+    places: dict[str, tuple[Prices, Counter[str], Counter[str]]] = {}
+    samples = sum(cost.samples for cost in costs) or 1.0
+    for cost in costs:
+        for pair in cost.dataset.pairs if cost.reading.requests else ():
+            requests = cost.reading.requests / samples * pair.stored_bytes / max(cost.dataset.stored_bytes, 1)
+            _, folders, objects = places.setdefault(cost.dataset.prefix.place, (cost.prices, Counter(), Counter()))
+            folders[pair.bin.partitions[0]] += requests  # type: ignore[assignment]
+            objects[pair.bin.uri] += requests  # type: ignore[assignment]
+    rates = []
+    for place, (prices, folders, objects) in places.items():
+        total = sum(folders.values())
+        busiest = max(folders.values()) if partitions is None else max(total / partitions, *objects.values())
+        rates.append(PlaceRate(place, total, prices, partitions or len(folders), busiest / total))
+    return sorted(rates, key=lambda rate: -rate.requests_per_second)
+
+
+def start_costs(inventory: RunInventory) -> Mapping[tuple[str, str], StartCost]:
+    """Return the cost of a start when all indices are cached, by bucket and partition, which its names tell."""
+    config, costs = inventory.run.config, defaultdict[tuple[str, str], StartCost](StartCost)
     remote = [dataset for dataset in inventory.datasets.values() if dataset.prefix.local_path is None]
     directory = config.path_to_cache and Location(config.path_to_cache, config.storage_options)
-    pins, pinned = PinnedFile.of(config), set[str]()
+    pins, pinned = PinnedFile.of(config), inventory.pinned
     if pins is not None and pins.location.local_path is None:
-        costs[pins.location.place] += StartCost(StartRequests(heads=1))
-        if (content := pins.read()) is not None:
+        costs[_part(pins.location)] += StartCost(StartRequests(heads=1))
+        if pinned:
             num_bytes = object_identity(pins.location)["size"]
-            costs[pins.location.place] += StartCost(NONE, _gets(num_bytes), num_bytes)
-            pinned = {*content[0].pairs}
+            costs[_part(pins.location)] += StartCost(NONE, _gets(num_bytes), num_bytes)
+    plans = _read_plans(inventory)
+    if directory and directory.local_path is None:
+        costs[_part(directory / "")] += StartCost(plans)
+    if plans.gets:
+        return costs
     listed = [dataset.prefix for dataset in remote if dataset.prefix.uri not in pinned]
     for place, count in ListedPair.count_lists(listed).items():
-        costs[place] += StartCost(StartRequests(lists=count))
+        costs[place, place] += StartCost(StartRequests(lists=count))
     bundled: set[str] = set()
     if directory and len(remote) >= IdxBundle.LEAST:
         idx = {each.prefix.uri: each.opened["idx"] for each in remote if each.prefix.uri in inventory.listed}
         bundled = {*IdxBundle.select(idx)}
         num_bytes = sum(each.idx_bytes for each in remote if each.prefix.uri in bundled)
         if directory.local_path is None:
-            costs[directory.place] += StartCost(StartRequests(heads=1), _gets(num_bytes), num_bytes)
+            costs[_part(directory / "")] += StartCost(StartRequests(heads=1), _gets(num_bytes), num_bytes)
     for dataset in remote:
         num_bytes = 0 if dataset.prefix.uri in bundled else dataset.idx_bytes
         files = _gets(num_bytes, max(dataset.num_parts, 1)) if num_bytes else NONE
         opened = _requests_of_source(dataset, listed=dataset.prefix.uri in inventory.listed | pinned)
-        costs[dataset.prefix.place] += StartCost(opened, files, num_bytes)
+        costs[_part(dataset.prefix)] += StartCost(opened, files, num_bytes)
     for index in inventory.indices:
         at = directory or Location(index.wanted.prefix, config.storage_options)
         if index.plan and index.cache.state not in (CacheState.SMALL_ONE, CacheState.UNNAMED) and at.local_path is None:
             num_bytes = gpt_index_bytes(index.documents, index.plan)
-            costs[at.place] += StartCost(StartRequests(gets=1), _gets(num_bytes, GPT_ARRAYS), num_bytes)
+            costs[_part(at / "")] += StartCost(StartRequests(gets=1), _gets(num_bytes, GPT_ARRAYS), num_bytes)
     for blend in inventory.blends:
         if directory and blend.cache.state != CacheState.SMALL_ONE and directory.local_path is None:
             num_bytes = blend_bytes(blend.size)
-            costs[directory.place] += StartCost(StartRequests(gets=1), _gets(num_bytes, BLEND_ARRAYS), num_bytes)
+            costs[_part(directory / "")] += StartCost(StartRequests(gets=1), _gets(num_bytes, BLEND_ARRAYS), num_bytes)
     return costs
+
+
+def _part(location: Location) -> tuple[str, str]:
+    return location.place, location.partitions[0]
+
+
+def _read_plans(inventory: RunInventory) -> StartRequests:
+    """Return the requests by which each process finds the read plans of a run; GETs only if each split has one."""
+    run, names = inventory.run, {index.wanted.split for index in inventory.indices}
+    splits = [split for split in Split if split.name in names] if run.stages is None else []
+    places = [PlannedDataset.locate("GPTDataset", run.config, split, run.sizes[split.value])[:1] for split in splits]
+    if not places or not places[0]:
+        return NONE
+    found = [bool(place) and object_exists(place[0] / ReadPlan.last_file) for place in places]
+    return StartRequests(heads=2 * len(found), gets=len(found)) if all(found) else StartRequests(heads=1)
 
 
 def _requests_of_source(dataset: DatasetFiles, *, listed: bool) -> StartRequests:
@@ -163,17 +226,19 @@ class FleetStart:
         requests: of all ranks.
         num_bytes: bytes that all nodes together fetch.
         prices: list prices and the published limit.
+        to_busiest: requests to the partition with the most.
     """
 
     place: str
     requests: StartRequests
     num_bytes: int
     prices: Prices
+    to_busiest: float
 
     @property
     def seconds_at_limit(self) -> float:
         """Seconds that the requests take at the published limit; 0 if there is none."""
-        return self.requests.total / self.prices.reads_per_second if self.prices.reads_per_second else 0.0
+        return self.to_busiest / self.prices.reads_per_second if self.prices.reads_per_second else 0.0
 
     @property
     def dollars(self) -> float:

@@ -8,14 +8,16 @@ caches     ─► manifests    present, missing or stale; no array is read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.pinned_run import PinnedFile
 from binidx.errors import FormatError, IndexBuildError
+from binidx.forks import cached_property
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.source import DatasetFiles, open_source
 from binidx.index.cache.inspection import CacheState, IndexFilesState
@@ -81,6 +83,7 @@ class RunInventory:
         blends: the blend of each split of several prefixes.
         listed: the prefixes that are opened by a listing of their folder.
         uncounted: parts of the orders of the run that are not counted, a line each.
+        tokenizers: URI and digest of the tokenizer in the manifest of each source, by prefix; None: it has none.
     """
 
     run: Run
@@ -89,6 +92,14 @@ class RunInventory:
     blends: Sequence[BlendInventory]
     listed: Set[str]
     uncounted: Sequence[str] = ()
+    tokenizers: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
+
+    @cached_property
+    def pinned(self) -> Set[str]:
+        """The prefixes in the run's pinned file; none if there is no such file."""
+        pins = PinnedFile.of(self.run.config)
+        content = None if pins is None else pins.read()
+        return content[0].pairs.keys() if content else set()
 
     @property
     def train(self) -> list[IndexInventory]:
@@ -143,7 +154,8 @@ def take_inventory(run: Run) -> RunInventory:
     blends = OPENS.map(partial(_inspect_blend, indices), [*filter(None, map(find_blend, requests))])
     parts = dict.fromkeys(text for request in requests for text in request.list_uncounted())
     uncounted = [f"order: {run.config.order.kind_name}: {text}" for text in parts]
-    return RunInventory(run, datasets, indices, blends, listed.keys(), uncounted)
+    tokenizers = dict(zip(prefixes, OPENS.map(lambda files: files.tokenizer, opened), strict=True))
+    return RunInventory(run, datasets, indices, blends, listed.keys(), uncounted, tokenizers)
 
 
 def open_files(prefix: Location, listed: ListedPair | None) -> DatasetFiles:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from math import floor
+from math import ceil, floor
 from typing import Any
 
+from binidx.corpus.whole_dataset import other_tokenizers
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError, redacted
 from binidx.forks import cached_property
+from binidx.format.prefix_listing import IdxBundle
 from binidx.html_table import format_html_table
 from binidx.index.cache.inspection import CacheState
+from binidx.loader.readahead_window import count_first_reads
 from binidx.run.global_order import GlobalOrder
-from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, start_costs
+from binidx.run.plan.fleet import FleetStart, PlaceRate, StartCost, StartRequests, sample_rates, start_costs
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
     Costs,
@@ -65,6 +69,7 @@ class RunPlan:
         costs: requests, bytes and prices of each source.
         link: connection to the largest remote source; None if all sources are local.
         changes: a warning for each source whose order differs from that of the last run.
+        partitions: number of parts into which the store has divided each bucket; None: as names tell.
     """
 
     inventory: RunInventory
@@ -75,6 +80,7 @@ class RunPlan:
     costs: Sequence[Costs]
     link: Link | None
     changes: Sequence[str]
+    partitions: int | None = None
 
     @property
     def num_steps(self) -> int | None:
@@ -126,17 +132,27 @@ class RunPlan:
     @property
     def request_rates(self) -> Sequence[PlaceRate]:
         """Requests a second to each bucket, the most first; none without `tokens_per_second`."""
-        samples = sum(cost.samples for cost in self.costs)
-        if self.tokens_per_second is None or not samples:
+        if self.tokens_per_second is None:
             return []
-        per_request = self.tokens_per_second / self.inventory.run.config.sequence_length / samples
-        rates: dict[str, PlaceRate] = {}
-        for cost in self.costs:
-            if cost.reading.requests:
-                place = cost.dataset.prefix.place
-                before = rates[place].requests_per_second if place in rates else 0.0
-                rates[place] = PlaceRate(place, before + cost.reading.requests * per_request, cost.prices)
-        return sorted(rates.values(), key=lambda rate: -rate.requests_per_second)
+        samples = self.tokens_per_second / self.inventory.run.config.sequence_length
+        return [replace(rate, requests_per_second=rate.requests_per_second * samples) for rate in self.sample_rates]
+
+    @property
+    def sample_rates(self) -> Sequence[PlaceRate]:
+        """Requests to each bucket for one sample a second, the most first."""
+        return sample_rates(self.costs, self.partitions)
+
+    @property
+    def samples_at_once(self) -> tuple[int, int]:
+        """Samples that all ranks read at once: in lock-step a micro-batch each, and the first read-ahead of each."""
+        ranks, batch = self.inventory.run.data_parallel_size, self.inventory.run.micro_batch_size
+        return ranks * batch, ranks * count_first_reads(batch)
+
+    @property
+    def index_files_seconds(self) -> float:
+        """Seconds in which the measured link moves the index files of a node, once or for each process; 0: no link."""
+        copies = 1 if self.shares_index_files else ceil(self.num_processes / self.nodes)
+        return copies * self.index_dir_bytes / self.link.bytes_per_second if self.link else 0.0
 
     @property
     def shares_index_files(self) -> bool:
@@ -158,19 +174,19 @@ class RunPlan:
         """Requests and bytes of a start of all ranks with cached indices, for each bucket, the most first."""
         options, ranks = self.inventory.run.config.storage_options, self.num_processes
         first = self.nodes if self.shares_index_files else ranks
-        starts = [
-            FleetStart(
-                place,
-                cost.of_process.times(ranks) + cost.of_node.times(first),
-                cost.node_bytes * first,
-                Location(place, options).store.prices(),
-            )
-            for place, cost in self._start_costs.items()
-        ]
+        parts = defaultdict[str, list[tuple[StartRequests, int]]](list)
+        for (place, _), cost in self._start_costs.items():
+            requests = cost.of_process.times(ranks) + cost.of_node.times(first)
+            parts[place].append((requests, cost.node_bytes * first))
+        starts = []
+        for place, each in parts.items():
+            requests, num_bytes = sum((one for one, _ in each), StartRequests()), sum(size for _, size in each)
+            busiest = max(one.total for one, _ in each) if self.partitions is None else requests.total / self.partitions
+            starts.append(FleetStart(place, requests, num_bytes, Location(place, options).store.prices(), busiest))
         return sorted(starts, key=lambda start: -start.requests.total)
 
     @cached_property
-    def _start_costs(self) -> Mapping[str, StartCost]:
+    def _start_costs(self) -> Mapping[tuple[str, str], StartCost]:
         return start_costs(self.inventory)
 
     @property
@@ -211,6 +227,8 @@ class RunPlan:
             "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
+            "index_files_seconds": self.index_files_seconds,
+            "samples_at_once": dict(zip(("micro_batches", "first_reads"), self.samples_at_once, strict=True)),
             "disk_of_a_node": {"index_files_bytes": self.index_dir_bytes, "epoch_bytes": self.epoch_bytes},
             "start": {
                 "bytes_of_all_nodes": sum(start.num_bytes for start in self.starts),
@@ -220,6 +238,8 @@ class RunPlan:
                 {
                     "place": rate.place,
                     "requests_per_second": rate.requests_per_second,
+                    "partitions": rate.partitions,
+                    "requests_per_second_to_busiest": rate.to_busiest,
                     "limit": rate.prices.reads_per_second or None,
                     "ramp_seconds": rate.ramp_seconds,
                 }
@@ -260,20 +280,25 @@ def _index_row(index: IndexInventory, threads: int) -> dict[str, Any]:
     return {**row, **needs, "cache": index.cache.state, "why": index.problem or index.cache.why}
 
 
-def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None) -> RunPlan:
+def plan_run(
+    run: Run, *, nodes: int = 1, tokens_per_second: float | None = None, partitions: int | None = None
+) -> RunPlan:
     """Read the state of a run and compute its plan.
 
     Args:
         run: the run.
         nodes: number of nodes that share the ranks.
         tokens_per_second: throughput of all ranks, for a warning if the store is too slow; None: no such warning.
+        partitions: number of parts into which the store has divided each bucket; None: as names tell.
 
     Raises:
-        ConfigError: nodes or tokens_per_second is not positive.
+        ConfigError: nodes, tokens_per_second or partitions is not positive.
         ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
     """
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"nodes, tokens_per_second: found {nodes}, {tokens_per_second}, need numbers above 0")
+    if partitions is not None and partitions < 1:
+        raise ConfigError(f"partitions: found {partitions}, needs 1 or more")
     inventory = take_inventory(run)
     order = run.order_samples(inventory.num_samples) if inventory.num_samples >= run.schedule.block else None
     steps = order.num_steps() if order else run.first_step
@@ -284,7 +309,7 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     link = measure_link(largest) if largest and largest.stored_bytes else None
     costs = source_costs(inventory, num_samples, nodes=nodes, link=link)
     changes = order_changes(inventory)
-    return RunPlan(inventory, order, num_samples, nodes, tokens_per_second, costs, link, changes)
+    return RunPlan(inventory, order, num_samples, nodes, tokens_per_second, costs, link, changes, partitions)
 
 
 def _warnings(plan: RunPlan) -> Iterator[str]:
@@ -293,12 +318,14 @@ def _warnings(plan: RunPlan) -> Iterator[str]:
     kinds: Sequence[Iterable[str]] = (
         inventory.uncounted,
         _empty_indices(inventory),
+        map(": ".join, other_tokenizers(inventory.tokenizers.items())),
         _order_warnings(inventory, plan.order),
         _repeated_sources(costs),
         plan.changes,
         _stale_caches(inventory),
         _small_cache(plan),
         _busy_places(plan.request_rates),
+        _bursts(plan),
     )
     for kind in kinds:
         lines = iter(kind)
@@ -323,10 +350,19 @@ def _busy_places(rates: Sequence[PlaceRate]) -> Iterator[str]:
     for rate in filter(lambda rate: rate.is_exceeded, rates):
         prices, ramp = rate.prices, rate.ramp_seconds
         grown = "" if ramp is None else f"; it grants this {ramp / 60:,.0f} minutes after the run began, at best"
+        part = f"{rate.to_busiest:,.0f} to the busiest of {rate.partitions:,} partitions, " * (rate.partitions > 1)
         yield (
-            f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {prices.store} "
+            f"{redacted(rate.place)}: {rate.requests_per_second:,.0f} requests/s of all ranks, {part}{prices.store} "
             f"publishes {prices.reads_per_second:,.0f} for {prices.limit}, and refuses the rest{grown}"
         )
+
+
+def _bursts(plan: RunPlan) -> Iterator[str]:
+    for rate in plan.sample_rates:
+        samples, seconds = plan.samples_at_once[1], rate.seconds(plan.samples_at_once[1])
+        if seconds >= LONG_START_SECONDS:
+            requests = f"{rate.requests_per_second * samples:,.0f} requests at once when all ranks begin to read"
+            yield f"{redacted(rate.place)}: {requests}, {seconds:,.0f} s at the published limit; the first batch waits"
 
 
 def _advice(plan: RunPlan) -> Iterator[str]:
@@ -337,25 +373,41 @@ def _advice(plan: RunPlan) -> Iterator[str]:
         seconds = sum(row["build_seconds"] for row in unbuilt)
         wait = f"{ranks:,} ranks would wait {seconds:,.1f} s and for their upload"
         yield f"binidx prepare index: {len(unbuilt):,} indices are not built, and {wait}"
+    yield from _advise_pins(plan)
     slow = max(plan.starts, key=lambda start: start.seconds_at_limit, default=None)
     if slow is not None and slow.seconds_at_limit >= LONG_START_SECONDS:
         limit = f"{slow.seconds_at_limit:,.0f} s at the {slow.prices.reads_per_second:,.0f} a second that it publishes"
         requests = f"{slow.requests.total:,} requests to {redacted(slow.place)}, {limit}"
-        if (sources := len(inventory.datasets)) > 1:
-            yield f"binidx merge: a start opens {sources:,} prefixes on each rank: {requests}"
         reads = f"no .idx and no index; without it all ranks send {requests}"
         yield f"binidx prepare read-plan: a start with it reads {reads}"
     elif plan.index_dir_bytes >= LARGE_BYTES:
-        reads = f"kilobytes, without it a node {bytes_text(plan.index_dir_bytes)}"
+        moved = f", {plan.index_files_seconds:,.0f} s of its link" if plan.link else ""
+        reads = f"kilobytes, without it a node {bytes_text(plan.index_dir_bytes)}{moved}"
         yield f"binidx prepare read-plan: a start with it reads {reads}"
     run, samples = inventory.run, sum(cost.samples for cost in plan.costs) or 1.0
     a_batch = plan.reading.requests / samples * run.micro_batch_size
     if plan.exceeds_a_limit and a_batch > 2:
         yield f"binidx prepare bake: {a_batch:,.1f} requests for each micro-batch, 1 of a baked run"
+    for rate in filter(lambda rate: rate.is_exceeded and rate.ramp_seconds is None, plan.request_rates):
+        needed = ceil(rate.requests_per_second / rate.prices.reads_per_second)
+        asks = f"{rate.requests_per_second:,.0f} requests/s to {redacted(rate.place)} need {needed:,} partitions"
+        found = f"the busiest of {rate.partitions:,} gets {rate.busiest_share:.0%}"
+        yield f"more pairs about as large, in folders whose names differ early (a7/en-00): {asks}, {found}"
     stored = sum(cost.dataset.stored_bytes for cost in plan.costs if cost.reading.requests)
-    if plan.nodes > 1 and plan.reading.num_bytes > max(2 * stored, LARGE_BYTES):
-        times = f"{bytes_text(plan.reading.num_bytes)} of {bytes_text(stored)} that are stored"
-        yield f"cache_dir on a file system that all nodes share: they fetch {times}, such a cache each byte once"
+    fetched = plan.reading.num_bytes
+    if plan.nodes > 1 and (plan.exceeds_a_limit or fetched > max(2 * stored, LARGE_BYTES)):
+        times = f"{bytes_text(fetched)} in {plan.reading.requests:,.0f} requests, of {bytes_text(stored)} stored"
+        yield f"cache_dir on a file system that all nodes share: they fetch {times}; such a cache fetches a byte once"
+
+
+def _advise_pins(plan: RunPlan) -> Iterator[str]:
+    datasets = plan.inventory.datasets
+    remote = {uri: each.prefix for uri, each in datasets.items() if each.prefix.local_path is None}
+    if plan.nodes > 1 and len(unpinned := remote.keys() - plan.inventory.pinned) >= IdxBundle.LEAST:
+        folders = {remote[uri].uri.rpartition("/")[0] for uri in unpinned}
+        alone = len(unpinned - plan.inventory.listed)
+        looks = f"each rank looks up {len(unpinned):,} prefixes in {len(folders):,} folders"
+        yield f"binidx prepare index: pins the data; without it {looks}, {alone:,} of them by six requests each"
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
@@ -417,7 +469,7 @@ def _stale_caches(inventory: RunInventory) -> Iterator[str]:
     caches += [("blend", blend.wanted.split, blend.cache) for blend in inventory.blends]
     for source, split, cache in caches:
         if cache.state == CacheState.STALE:
-            yield f"{source}, {split}: cache stale: {cache.why}"
+            yield f"{source}, {split}: index stale: {cache.why}"
 
 
 def _small_cache(plan: RunPlan) -> Iterator[str]:

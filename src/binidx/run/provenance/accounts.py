@@ -28,14 +28,19 @@ from numpy.typing import NDArray
 from binidx.errors import redacted, trims_traceback
 from binidx.format.tokens import index_of
 from binidx.html_table import format_html_table
+from binidx.jobs.parts import Workers, make_parts
 from binidx.order.order_protocols import Numbers
 from binidx.order.view import key_samples
 from binidx.run.display.figures import COLUMN_INCHES, draw_figure, short_name
 from binidx.run.history import Runs
 from binidx.run.joined_sources import JoinedSources, join_sources
 from binidx.run.run_order import STRETCH_POSITIONS, RunOrder, count_source
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import check_steps
 from binidx.storage.ranges import cut
+
+PART_POSITIONS = 1 << 17
+"""Number of samples whose repeats a worker counts."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,15 @@ class Accounts(list[SourceAccount]):
 
 
 @trims_traceback
-def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
+def account(order: Runs, stop_step: int, *, repeats: bool = False, workers: Workers | None = None) -> Accounts:
     """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:
         order: the order of a run, or the history of several.
         stop_step: first step that is not counted.
         repeats: also count how often each document was started.
+        workers: workers that count the repeats, 131,072 samples a part; by default this process. It adds each part as
+            it comes: 12 bytes a document of the sources.
 
     Returns:
         One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
@@ -130,10 +137,14 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
 
     Raises:
         IndexError: the run has fewer steps.
-        ConfigError: of a history, a source that was replaced between two runs, or as `RunHistory.joined`.
+        ConfigError: `workers` have a shard; of a history, a source that was replaced between two runs, or as
+            `RunHistory.joined`.
 
     Source: ours.
     """
+    if workers is not None:
+        workers.refuse_shard()
+    check_steps(range(order.first_step, stop_step), order.num_steps(), "stop_step", order.first_step)
     joined, parts = order.joined, [*order.orders(range(order.first_step, stop_step))]
     accounts, times, notes = dict[Key, SourceAccount](), dict[Key, NDArray[Any]](), list[str]()
     for number, (each, steps) in enumerate(parts):
@@ -153,7 +164,7 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False) -> Accounts:
             use = num_read, num_read * length, num_read / size, num_read, num_read * length
             accounts[name, -place] = SourceAccount(name, size, size * length, size, num_read, *use)
         notes += [f"{redacted(problem)}; {OF_BLOCKS}" for problem in each.list_unknown()]
-        seen = _times_seen(each, first, stop) if repeats else []
+        seen = _times_seen(each, first, stop, workers) if repeats else []
         for place, (key, counts) in enumerate(zip(keys, seen, strict=False)):
             times[key] = times.get(key, np.zeros(len(counts), np.int64)) + counts
             accounts[key] = replace(accounts[key], seen=_histogram(each, place, times[key]))
@@ -207,12 +218,40 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
     return dict(zip(numbers, rows, strict=True))
 
 
-def _times_seen(order: RunOrder, first: int, stop: int) -> list[NDArray[Any]]:
+def _times_seen(
+    order: RunOrder, first: int, stop: int, workers: Workers | None, part_positions: int = PART_POSITIONS
+) -> list[NDArray[Any]]:
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     times = [np.zeros(len(index_of(source.dataset).document_indices) - 1, np.uint32) for source in order.sources]
-    for number, documents, starts in _pieces_read(order, first, stop):
-        np.add.at(times[number], documents[starts == 0], 1)
+    parts = [RangePart(f"samples {a} to {b}", range(a, b)) for a, b in cut((first, stop), part_positions)]
+    count = _StartCounter(order.per_process())
+
+    def add(part: RangePart, counted: list[tuple[int, Numbers, Numbers]]) -> None:
+        for number, documents, counts in counted:
+            times[number][documents] += counts.astype(np.uint32)
+
+    if workers is not None:
+        make_parts(count, parts, workers, keep=add)
+    for part in parts if workers is None else ():
+        add(part, count(part))
     return times
+
+
+@dataclass(frozen=True)
+class _StartCounter:
+    """Picklable call that returns, for each source, the documents whose first token some positions read, and counts."""
+
+    order: PerProcess[RunOrder]
+
+    def __call__(self, part: RangePart) -> list[tuple[int, Numbers, Numbers]]:
+        pieces = _pieces_read(self.order.get(), part.items.start, part.items.stop)
+        found = [(number, np.unique(own[starts == 0], return_counts=True)) for number, own, starts in pieces]
+        return [(number, as_narrow(documents), as_narrow(counts)) for number, (documents, counts) in found]
+
+
+def as_narrow(numbers: Numbers) -> Numbers:
+    """Return numbers that are not negative as the smallest type that holds them."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, Numbers, Numbers]]:

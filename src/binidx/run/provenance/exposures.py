@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +26,33 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import batch_by_size
 from binidx.format.tokens import index_of
+from binidx.jobs.parts import Workers, make_parts
 from binidx.order.order_protocols import Numbers
 from binidx.order.reads import TokenReads
 from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.history import RunHistory, Runs
 from binidx.run.run_order import RunOrder
+from binidx.run.run_parts import PerProcess
 from binidx.storage.ranges import cut
 
 STRETCH_SAMPLES = 1 << 17
 """Number of samples whose pieces are in memory together."""
+
+PART_RANGES = 1 << 16
+"""Number of documents, or ranges of them, whose reads a worker counts."""
 
 PAIRS = 1 << 21
 """Number of pieces of samples and ranges in them that are in memory together, unless one sample has more."""
 
 EXPOSURE_STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
 """Columns of `Exposures` that are steps."""
+
+COUNTED = (
+    *("samples", "samples_whole", "samples_part", "samples_trained", "times_started", "tokens"),
+    *EXPOSURE_STEPS,
+)
+"""Columns of `Exposures` that are counted."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -88,6 +99,8 @@ def count_exposures(
     stop_step: int,
     *,
     earlier: bool | None = True,
+    workers: Workers | None = None,
+    part_ranges: int = PART_RANGES,
 ) -> dict[str, Exposures]:
     """Return how often documents, or token ranges of them, were read in the steps before `stop_step`.
 
@@ -100,13 +113,15 @@ def count_exposures(
         stop_step: first step that does not count.
         earlier: also count the samples before the first step of a resumed run, in the order of this run; None: if the
             order knows them.
+        workers: workers that count the reads of `part_ranges` documents or ranges a part; by default this process. It
+            keeps 120 bytes for each document.
 
     Returns:
         Prefix of a source -> exposures of its documents, each once; or of its ranges, by document and first token.
 
     Raises:
         IndexError: there is no such document or step.
-        ConfigError: as `RunOrder.where`, or a run with fill in the middle.
+        ConfigError: as `RunOrder.where`, or a run with fill in the middle; or `workers` have a shard.
 
     Example:
         >>> history = RunHistory.of(Run.load("run.json"))  # doctest: +SKIP
@@ -115,14 +130,68 @@ def count_exposures(
     Source: ours.
     """
     ranges = {name: _as_ranges(np.asarray(numbers, np.int64)) for name, numbers in documents.items()}
-    bounds = np.cumsum([0, *map(len, ranges.values())])
-    numbers = {name: np.arange(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
-    groups = {name: np.column_stack([numbers[name], rows]) for name, rows in ranges.items()}
-    columns = count_groups(history, groups, int(bounds[-1]), stop_step, earlier)
+    bounds = np.cumsum([0, *map(len, ranges.values())]).tolist()
+    places = {name: slice(*pair) for name, pair in zip(ranges, pairwise(bounds), strict=True)}
+    if workers is None:
+        groups = {name: np.column_stack([np.arange(bounds[-1])[places[name]], rows]) for name, rows in ranges.items()}
+        columns = count_groups(history, groups, bounds[-1], stop_step, earlier)
+    else:
+        workers.refuse_shard()
+        for name, order, source, *_ in find_sources(history, ranges.keys(), stop_step):
+            order.reads.sequences_of(source, ranges[name][[0, -1][: len(ranges[name])], 0])  # checks their numbers
+        parts = [
+            RangesPart(f"{name} from {first}", name, places[name].start + first, rows[first:stop])
+            for name, rows in ranges.items()
+            for first, stop in cut((0, len(rows)), part_ranges)
+        ]
+        columns = {name: np.empty(bounds[-1], np.int64) for name in COUNTED}
+
+        def fill(part: RangesPart, counted: dict[str, Numbers]) -> None:
+            for name, values in counted.items():
+                columns[name][part.first : part.first + part.size] = values
+
+        make_parts(_ReadCounter(history.per_process(), stop_step, earlier), parts, workers, keep=fill)
     return {
-        name: Exposures(*rows.T, **{column: values[numbers[name]] for column, values in columns.items()})
+        name: Exposures(*rows.T, **{column: values[places[name]] for column, values in columns.items()})
         for name, rows in ranges.items()
     }
+
+
+@dataclass(frozen=True, eq=False)
+class RangesPart:
+    """Part that is some ranges of the documents of one source.
+
+    Attributes:
+        name: name of the part.
+        source: prefix of the source.
+        first: number of the first range among those of all sources.
+        ranges: document, first token, token after the last, shape (n, 3).
+    """
+
+    name: str
+    source: str
+    first: int
+    ranges: Numbers
+
+    @property
+    def size(self) -> int:
+        return len(self.ranges)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class _ReadCounter:
+    """Picklable call that counts the reads of each range of a part, as `count_groups`."""
+
+    history: PerProcess[Any]
+    stop_step: int
+    earlier: bool | None
+
+    def __call__(self, part: RangesPart) -> dict[str, Numbers]:
+        groups = np.column_stack([np.arange(part.size), part.ranges])
+        return count_groups(self.history.get(), {part.source: groups}, part.size, self.stop_step, self.earlier)
 
 
 def _as_ranges(documents: Numbers) -> Numbers:

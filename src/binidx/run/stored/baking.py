@@ -110,7 +110,9 @@ def plan_bake(order: RunOrder, steps: range, part_bytes: int = 1 << 30) -> Baked
         raise ConfigError("order: found packed documents, whose samples have several lengths; a bake stores one length")
     config.check_bakeable()
     stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
-    return Baked(**describe_samples(order, steps, max(1, part_bytes // stored)))
+    described = describe_samples(order, steps, max(1, part_bytes // stored))
+    del described["options"]["prefixes"]  # a bake has the tokens itself
+    return Baked(**described)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class _Bake:
         """Bytes of a chunk of a source, but the last."""
         least, most = BAKE_CHUNK_BYTES
         size = min(max(sum(self.token_bytes) // LEAST_TASKS, least), most)
-        return max(size, PIECE_BYTES * len(self.parts)) // 8 * 8
+        blocks = PIECE_BYTES * len(self.parts)  # a block for each part; 12 MiB in one would be two requests
+        return max(size // blocks, 1) * blocks // 8 * 8
 
     @cached_property
     def first_chunks(self) -> Numbers:
@@ -269,7 +272,8 @@ class _Bake:
         sizes = stops[lasts] - starts[firsts]
         before = np.cumsum(sizes) - sizes
         stretches = zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True)
-        views = dataset.bin_reader.read([part for stretch in stretches for part in cut(stretch, PIECE_BYTES)])
+        pieces = [part for stretch in stretches for part in cut(stretch, PIECE_BYTES, PIECE_BYTES / 2)]
+        views = dataset.bin_reader.read(pieces)
         tokens = np.frombuffer(b"".join(views), kind).astype(wide, copy=False)
         run = np.repeat(np.arange(len(firsts)), lasts + 1 - firsts)
         offsets = starts - starts[firsts][run] + before[run]

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from binidx.dataset.stored.planned import locate_plans
+from binidx.dataset.config import Split
+from binidx.dataset.stored.planned import PlannedDataset
 from binidx.errors import ConfigError, trims_traceback
 from binidx.jobs.parts import Values, Workers, make_parts
 from binidx.jobs.runner import check_stop
 from binidx.order.blended_order import MembersOrder
-from binidx.order.order_protocols import Order
 from binidx.order.source_order import SourceOrder
 from binidx.order.stored import planned_order
 from binidx.order.stored.planned_order import PlannedSource, ReadPlan
@@ -70,8 +70,17 @@ def plan_reads(order: RunOrder, steps: range) -> ReadPlan:
     Source: ours.
     """
     check_planned(order, steps, "plan")
+    return _describe_plan(order, steps)
+
+
+def _describe_plan(order: RunOrder, steps: range) -> ReadPlan:
+    length = order.config.sequence_length
     for member in order.reads.members:
-        _check_member(member, order.config.sequence_length)
+        options = member.identity if isinstance(member.identity, dict) else {}
+        kind, found = str(options.get("class", type(member).__name__)), options.get("sequence_length", 0)
+        if kind.partition("-")[0] not in PLANNED_KINDS or found != length:
+            kinds = " or ".join(PLANNED_KINDS)
+            raise ConfigError(f"order: found {kind} of {found} tokens, a read plan needs {kinds} of {length}")
     is_single = order.reading.dataloader_type == "single"
     identity = order.order.identity if is_single else {"class": "PlannedDataset", "fingerprint": order.fingerprint}
     return ReadPlan(
@@ -86,7 +95,7 @@ def check_planned(order: RunOrder, steps: range, purpose: str) -> None:
     """Raise IndexError or ConfigError unless a run has these steps, at least one."""
     check_steps(steps, order.num_steps(), first_step=order.first_step)
     if not steps:
-        raise ConfigError(f"steps: found {steps.start} to {steps.stop}, need one to {purpose}")
+        raise ConfigError(f"steps: found {steps.start}:{steps.stop}, need one to {purpose}")
 
 
 def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> dict[str, Any]:
@@ -105,17 +114,8 @@ def describe_samples(order: RunOrder, steps: range, samples_per_part: int) -> di
         "sequence_length": order.config.sequence_length,
         "add_extra_token": order.config.add_extra_token_to_sequence,
         "blended": isinstance(order.order, MembersOrder) and order.order.is_blend,
+        "options": PlannedDataset.describe_options(order.config, Split.train),
     }
-
-
-def _check_member(member: Order, length: int) -> None:
-    """Raise ConfigError unless the samples of a source are GPT samples of this length."""
-    options = member.identity if isinstance(member.identity, dict) else {}
-    kind, found = str(options.get("class", type(member).__name__)), options.get("sequence_length", 0)
-    if kind.partition("-")[0] not in PLANNED_KINDS or found != length:
-        raise ConfigError(
-            f"order: found {kind} of {found} tokens, a read plan needs {' or '.join(PLANNED_KINDS)} of {length}"
-        )
 
 
 @trims_traceback
@@ -180,12 +180,13 @@ def prepare_read_plan(
         ObjectExistsError: there is a plan of other data.
     """
     part = dataset.parts[0]
-    places = locate_plans(part.source_request.kind, dataset.config, part.index_split, num_samples)
+    places = PlannedDataset.locate(part.source_request.kind, dataset.config, part.index_split, num_samples)
     if not places:
         return None
     folder = next((place for place in places if object_exists(place / ReadPlan.last_file)), places[0])
-    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), len(dataset)))
-    plan = plan_reads(order, range(len(dataset)))
+    order = RunOrder.of_dataset(dataset, GlobalOrder(BatchSchedule(1, 1, 1), max(1, len(dataset))))
+    options = PlannedDataset.describe_options(dataset.config, part.index_split)
+    plan = replace(_describe_plan(order, range(len(dataset))), options=options)
     write_read_plan(order, folder.uri, plan, workers=workers, storage_options=folder.options, watch=watch)
     return folder.uri
 

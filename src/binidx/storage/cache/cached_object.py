@@ -35,6 +35,7 @@ from binidx.storage.cache.memory import SingleFlight
 from binidx.storage.cache.object_files import ObjectFiles
 from binidx.storage.cache.quota_files import QuotaDirectory
 from binidx.storage.interfaces import Range
+from binidx.storage.stats import DiskTimer
 from binidx.storage.steps import Steps
 
 
@@ -141,7 +142,7 @@ class CachedObject:
             self.files.prepare_to_write()
             self._quota = self._open_quota(self.limit)
         except OSError as error:
-            problem = f"cache cannot be written to, reads go on without being cached: {error}"
+            problem = f"disk cache cannot be written to, reads go on without being cached: {error}"
             warn_once(self.files.directory, problem)
             return False
         return True
@@ -221,9 +222,13 @@ class CachedObject:
         written = [(chunk, block) for chunk in unsure if chunk not in absent and (block := self._block(maps, chunk))]
         for chunk, block in written:
             block.read_ahead(chunk)
+        timer = DiskTimer("cache_read")
         for chunk, block in written:
             if block.is_good(chunk):
                 maps.good_at[chunk] = 1
+            timer.add(self.content.chunk_bytes)
+        if written:
+            timer.end()
         missing = [chunk for chunk in unsure if not maps.good_at[chunk]]
         if written and not missing and len(chunks) == self.content.num_chunks:
             self.files.seal(self.maps.blocks[0]).write(GOOD)

@@ -22,6 +22,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from binidx.storage.cache.memory import Flight, chunks_of
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
 from binidx.storage.ranges import as_block_reader, check_ranges, stored_reader
 from binidx.storage.requests.remote_object import MAX_REQUEST
-from binidx.storage.stats import LayerStats
+from binidx.storage.stats import LayerStats, note_seconds
 from binidx.storage.steps import run
 from binidx.storage.threads import READS
 
@@ -160,9 +161,12 @@ class DiskCache:
         self.cached.unmap_idle()
         maps, tick = self.cached.begin()
         about = maps.placed.taking(tick, ask_ahead=self._ask_ahead.wanted)
-        if gather(about) < 0:
+        began = time.perf_counter()
+        if (requests := gather(about)) < 0:
             return False
         self._ask_ahead.saw(bool(about.disk_moved))
+        if about.disk_moved:
+            note_seconds("cache_read", time.perf_counter() - began, about.num_bytes + requests * PAGESIZE)
         self.stats.add(hits=about.num_chunks, bytes_asked=about.num_bytes)
         return True
 
@@ -197,8 +201,12 @@ class DiskCache:
         _in_memory[:] = [reference for reference in _in_memory if reference() is not None]
         held = sum(array.nbytes for reference in _in_memory if (array := reference()) is not None)
         if held + self.size > self.uncached_bytes:
+            room = "it cannot be written to"
+            if self.cached.writable:
+                free = max(0, -self.cached.quota.excess())
+                room = f"{self.cached.quota.pause_reason}; found room for {free:,} bytes"
             raise ConfigError(
-                f"{self.uri}: no room in {self.directory} ({self._describe_room()}, need {self.size:,} bytes; {held:,} "
+                f"{self.uri}: no room in {self.directory} ({room}, need {self.size:,} bytes; {held:,} "
                 "of other files are in memory already); make room, raise BINIDX_INDEX_BYTES if it is set, or name a "
                 "larger directory of the node in BINIDX_INDEX_DIR (BINIDX_CACHE_DIR, if that is set). "
                 "BINIDX_INDEX_DIR=off, without BINIDX_CACHE_DIR, holds a copy in the memory of each process"
@@ -206,12 +214,6 @@ class DiskCache:
         array = np.frombuffer(self.stats.read(self.reader, ranges)[0], np.uint8)
         _in_memory.append(weakref.ref(array))
         return [array.data]
-
-    def _describe_room(self) -> str:
-        if not self.cached.writable:
-            return "it cannot be written to"
-        quota = self.cached.quota
-        return f"{quota.pause_reason}; found room for {max(0, -quota.excess()):,} bytes"
 
     def fill_chunks(self, missing: Sequence[int]) -> None:
         """Fetch sorted absent chunks into the directory as far as there is room, many of them in several threads.

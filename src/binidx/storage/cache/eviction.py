@@ -292,16 +292,13 @@ class CacheQuota:
         finally:
             yield Call(self.files.end_eviction)
 
-    def _is_kept(self, path: str) -> bool:
-        return any(needs(path) for needs in self.keepers)
-
     def _evict(self) -> Steps[bool]:
         yield Call(self.files.release)
         blocks, usage = yield from self.recount()
         total = sum(block.num_bytes for block in blocks) if self.limit is None else self.limit
         excess = self._excess(usage)
         goal = excess + total // FREED_PART if excess > 0 else 0
-        tried = yield from evict(blocks, goal, self.files.remove, self._is_kept)
+        tried = yield from evict(blocks, goal, self.files.remove, lambda path: any(keep(path) for keep in self.keepers))
         freed = sum(block.num_bytes for block, removed in tried if removed)
         is_enough = freed >= excess
 

@@ -288,7 +288,10 @@ class FillPlan:
         if self.has_ended or (not len(missing) and len(chosen) == len(self._choose(math.inf, step, now))):
             return None
         if len(missing) and not self._is_short_of_room:
-            self._begin_round(missing, now)
+            self._pending, self._urgent, self._begun = deque(missing.tolist()), deque(), set()
+            self._probes = 0 if self.extents.count else FILL_PROBES
+            extents = zip(self.uses.objects[missing].tolist(), self.uses.numbers[missing].tolist(), strict=True)
+            self._coming = dict(zip(extents, self._pending, strict=True)) if self.ends_soon(now) else {}
             return 0.0
         # Wait until extents in the room are not needed any more, or others have left room.
         self._is_short_of_room = False
@@ -300,30 +303,21 @@ class FillPlan:
         self.share = 0.0 if self._keeps_all else paying_share(*rates)
         return choose_extents(self.uses, self.share, room, step)
 
-    def _begin_round(self, missing: NDArray[np.int64], now: float) -> None:
-        self._pending, self._urgent, self._begun = deque(missing.tolist()), deque(), set()
-        self._probes = 0 if self.extents.count else FILL_PROBES
-        extents = zip(self.uses.objects[missing].tolist(), self.uses.numbers[missing].tolist(), strict=True)
-        self._coming = dict(zip(extents, self._pending, strict=True)) if self.ends_soon(now) else {}
-
     def next(self, now: float) -> int | None:
         """Return the next extent to fetch; None if the round has ended."""
         if self.has_ended or self._is_short_of_room:
             return None
         if 0 < self._probes <= self.extents.count:
-            self._choose_again(now)
+            # Leave out what does not pay at the measured rates.
+            chosen, self._probes = self._begun | {*self._choose(self._room, self.step, now).tolist()}, 0
+            self._pending = deque(filter(chosen.__contains__, self._pending))
+            self._coming = {extent: place for extent, place in self._coming.items() if place in chosen}
         for queue in (self._urgent, self._pending):
             while queue:
                 if (place := queue.popleft()) not in self._begun and not self.filled[place]:
                     self._begun.add(place)
                     return place
         return None
-
-    def _choose_again(self, now: float) -> None:
-        """Leave out what does not pay at the measured rates."""
-        chosen, self._probes = self._begun | {*self._choose(self._room, self.step, now).tolist()}, 0
-        self._pending = deque(filter(chosen.__contains__, self._pending))
-        self._coming = {extent: place for extent, place in self._coming.items() if place in chosen}
 
     def is_needed(self, place: int) -> bool:
         """Return whether a later step reads an extent."""

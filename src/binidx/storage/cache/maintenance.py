@@ -63,7 +63,7 @@ class CachedObjectInfo:
 def check_cache(directory: str) -> None:
     """Raise ObjectNotFoundError if the directory is no cache."""
     if not os.path.isfile(os.path.join(directory, "usage")):
-        raise ObjectNotFoundError(f"{directory}: no cache of binidx, needed one that a run or binidx cache warm made")
+        raise ObjectNotFoundError(f"{directory}: no disk cache of binidx, needed that of a run or of binidx cache warm")
 
 
 def cached_contents(directory: str) -> list[CachedObjectInfo]:

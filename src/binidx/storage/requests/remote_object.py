@@ -44,7 +44,7 @@ from binidx.storage.ranges import assemble, check_ranges, coalesce, provides
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.scheduler import ReadRequests, retried, scheduler
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import ObjectStats
+from binidx.storage.stats import ObjectStats, note_request, open_requests
 from binidx.storage.store_protocols import BlockingStore, ListableStore, ListRequest, ObjectInfo, ReadableStore
 from binidx.storage.stores.driver_errors import FalseAbsenceError, hidden_cause, http_status, storage_errors
 from binidx.storage.stores.identity import check_unchanged, proves_content
@@ -308,6 +308,7 @@ class RemoteObject:
         has_date = isinstance(opened.mark, int)
         self.info = replace(opened, mark=None) if has_date and not self.settings.check_dates else opened
         self.size, self.identity = self.info.size, self.info.identity
+        open_requests(location.place)
 
     @cached_property
     def stats(self) -> ObjectStats:
@@ -396,7 +397,10 @@ class RemoteObject:
             if scope:
                 scope.check()
             self.stats.add(requests=len(requests))
-            return store.fetch_now(self.info, requests)
+            began = time.monotonic()
+            answers = store.fetch_now(self.info, requests)
+            note_request(self.location.place, time.monotonic() - began, sum(map(len, answers)))
+            return answers
 
         with self._changes_reported():
             answers = retried(self.location, fetch, self.settings) if requests else []

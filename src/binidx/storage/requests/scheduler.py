@@ -33,6 +33,7 @@ from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.request_schedule import HedgeTimer, Read, Request, RequestSchedule
 from binidx.storage.requests.retries import Failure, History, StoreTimes, given_up, longest_pause
 from binidx.storage.settings import ReadSettings, fleet_size
+from binidx.storage.stats import note_request
 from binidx.storage.stores.driver_errors import driver_text, retry_after
 from binidx.storage.threads import io_loop
 
@@ -170,7 +171,7 @@ class Scheduler:
     async def _work(self, request: Request) -> None:
         """Send a request, then the next one of any read: a task for each would take two more rounds of the loop."""
         while True:
-            number, read, index, _ = request
+            number, read, index, sent = request
             error: Exception | None = None
             try:
                 response = await read.fetch(*read.ranges[index])
@@ -181,6 +182,7 @@ class Scheduler:
             if (task := self._tasks.pop(number, None)) is None:
                 return  # cancelled by us
             if error is None:
+                note_request(read.store, self.loop.time() - sent, read.size(index))
                 requests = self._next(self.schedule.answered, number, response)
             else:
                 requests = self._next(self.schedule.failed, number, failure_of(error))

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from binidx.errors import (
     AccessError,
@@ -105,8 +106,12 @@ def translated(uri: str, error: Exception) -> BinidxError:
         driver = _driver(uri)
         remedy = f"needs {driver.package}; pip install {driver.install}" if driver.package else error
         return MissingDriverError(f"{uri}: {remedy}")
-    if isinstance(error, NotADirectoryError):
-        return StorageError(f"{uri}: a part of its path is a file, needed folders; name another place")
+    if isinstance(error, NotADirectoryError | FileNotFoundError) and (path := local_path(uri)) is not None:
+        for folder in map(str, Path(path).parents):
+            if os.path.isfile(folder):
+                return AccessError(f"{folder}: is a file, needed a folder; name another place")
+            if folder == error.filename:  # of os.makedirs, as in /proc
+                return AccessError(f"{folder}: no folder can be made there; name another place")
     if isinstance(error, FileNotFoundError):
         cause = hidden_cause(error)
         if "bucket does not exist" in str(error):
@@ -131,10 +136,12 @@ def translated(uri: str, error: Exception) -> BinidxError:
     if str(error).startswith("Invalid endpoint: "):  # botocore's, of a URL without its scheme
         return ConfigError(f"{uri}: {driver_text(error)}; AWS_ENDPOINT_URL or endpoint_url must begin with http(s)://")
     if names & UNREACHABLE:
-        return UnreachableError(f"{uri}: {driver_text(error)}; check the endpoint and the network")
-    wrong = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
-    way = f"; correct storage_options, which are those of {_driver(uri).package}" if wrong else ""
-    return StorageError(f"{uri}: {driver_text(error)}{way}")
+        way = f", or name a local copy of {uri.rpartition('/')[2]}" if uri.startswith("hf://") else ""
+        return UnreachableError(f"{uri}: {driver_text(error)}; check the endpoint and the network{way}")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        way = f"correct storage_options, which are those of {_driver(uri).package}"
+        return ConfigError(f"{uri}: {driver_text(error)}; {way}")
+    return StorageError(f"{uri}: {driver_text(error)}")
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)

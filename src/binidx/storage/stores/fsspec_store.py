@@ -92,6 +92,7 @@ class FsspecStore:
         """Return the driver's options: the `given` ones, and defaults of binidx for options that are not given.
 
         Args:
+            given: with our own under the key "binidx".
             reading: requests in flight at once of a client that only reads; 0 for other clients.
         """
         return dict(given)
@@ -383,4 +384,4 @@ def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int
     """
     kind = store_class(scheme_of(uri))  # a function, or a class that is not built on fsspec, has no defaults
     known = kind if isinstance(kind, type) and issubclass(kind, FsspecStore) else FsspecStore
-    return known.default_options(uri, drivers_own(storage_options), reading)
+    return drivers_own(known.default_options(uri, storage_options, reading))

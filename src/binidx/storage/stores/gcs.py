@@ -63,7 +63,7 @@ class GcsStore(FsspecWrites, DirectStore):
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         session = {**conf.get("gs", {}), **conf.get("gcs", {}), **given}.get("session_kwargs") or {}
         headers = {**PLAIN, **session.get("headers", {})}
-        bounded = {**bounded_session(may_leave=False), **session, "headers": headers}
+        bounded = {**bounded_session(()), **session, "headers": headers}
         return {"use_listings_cache": False, **given, "session_kwargs": bounded}
 
     def pins(self, info: ObjectInfo) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import re
 import time
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.settings import drivers_own
 from binidx.storage.store_protocols import Driver, ObjectInfo, Prices
 from binidx.storage.stores.direct import (
+    MAX_REDIRECTS,
     PLAIN,
     PLAIN_OPTIONS,
     RENEW_SECONDS,
@@ -30,19 +30,17 @@ from binidx.storage.stores.direct import (
     bounded_session,
     default_tls,
     get_range,
-    headers_for,
     if_match,
     new_session,
     plain_connections,
     read_at_most,
-    redirect_target,
+    redirect_guard,
     request_options,
 )
 from binidx.storage.stores.driver_errors import HTTPStatusError, storage_errors
 from binidx.storage.stores.fsspec_store import FsspecStore, checked_info
 from binidx.storage.stores.identity import size_and_tail
 
-MAX_REDIRECTS = 10
 HUB_FILE = re.compile(r"hf://(?:(dataset|space)s/)?([^/@]+/[^/@]+)(?:@(refs/\w+/[^/]+|[^/]+))?/(.+)")
 
 
@@ -61,7 +59,7 @@ class HttpStore(DirectStore):
         request["headers"] = {**PLAIN, **client.pop("headers"), **request["headers"]}
         guard = {} if reading else {"trace_configs": [*client.get("trace_configs", []), redirect_guard()]}
         unlimited = {"get_client": new_session} if reading else {}
-        return {**unlimited, **request, "client_kwargs": {**bounded_session(may_leave=True), **client, **guard}}
+        return {**unlimited, **request, "client_kwargs": {**bounded_session(None), **client, **guard}}
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         if folders and not tail_bytes:
@@ -111,7 +109,7 @@ class HttpStore(DirectStore):
         is_plain = is_plain and fs.get_client is new_session and fs.client_kwargs.keys() <= PLAIN_OPTIONS
         session, url = await fs.set_session(), url.with_user(None)
         connections = plain_connections(fs, session, url, default_tls if is_plain else None)
-        return Address(session, url, headers, options, redirects, connections)
+        return Address(session, url, headers, options, redirects, connections=connections)
 
 
 class HubStore(HttpStore):
@@ -161,25 +159,6 @@ async def _report(uri: str, response: Any, tail_bytes: int) -> tuple[ObjectInfo,
     tail = await read_at_most(response.content.read, part_bytes) if part_bytes else b""
     marks = {name: response.headers.get(name) for name in ("ETag", "Last-Modified")}
     return checked_info(uri, {"size": size, **marks}), tail if len(tail) == part_bytes else b""
-
-
-@functools.cache
-def redirect_guard() -> Any:
-    """Return the configuration of an aiohttp session whose redirects take `NEUTRAL_HEADERS` alone to another origin.
-
-    It costs 40 us a request, so sessions of direct requests go without it.
-    """
-    from aiohttp import TraceConfig
-
-    async def drop_headers(session: Any, context: Any, hop: Any) -> None:
-        if target := redirect_target(hop.response):
-            kept = headers_for(target, hop.response.url, hop.headers)
-            hop.headers.clear()
-            hop.headers.update(kept)
-
-    guard = TraceConfig()
-    guard.on_request_redirect.append(drop_headers)
-    return guard
 
 
 def move_to_headers(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.native.arguments import AskAhead, Mapped
 from binidx.storage.interfaces import FileVersion, Range, VersionMark
 from binidx.storage.ranges import check_ranges
-from binidx.storage.stats import ObjectStats
+from binidx.storage.stats import ObjectStats, note_seconds
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.driver_errors import access_denied
 from binidx.storage.stores.identity import is_rewritten
@@ -141,8 +141,11 @@ class LocalFile:
         if self._map is not None:
             self._check_unchanged(self._map)
         about = self._content.taking(ask_ahead=self._ask_ahead.wanted)
+        began = time.perf_counter()
         requests = gather(about)
         self._ask_ahead.saw(bool(about.disk_moved))
+        if about.disk_moved:
+            note_seconds("local_read", time.perf_counter() - began, about.num_bytes + requests * mapping.PAGESIZE)
         self.stats.add(requests=requests, bytes_asked=about.num_bytes, bytes_moved=about.num_bytes)
         return True
 

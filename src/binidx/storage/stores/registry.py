@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from binidx.errors import ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError, redacted
 from binidx.registries import Registry
 
 STORES: Registry[Any] = Registry(
@@ -85,10 +86,18 @@ def is_url(uri: str) -> bool:
 
 
 def expand_uri(uri: str) -> str:
-    """Return a URI with its scheme in lower case, or a path with the home folder in place of its `~`."""
+    """Return a URI with its scheme in lower case, or a path with the home folder in place of its `~`.
+
+    Raises:
+        ConfigError: a URI that lacks a slash or the colon, which would be a folder of this machine named `s3:` or `s3`.
+    """
     scheme, mark, rest = uri.partition("://")
     if mark:
         return uri if scheme.islower() or "/" in scheme else scheme.lower() + mark + rest
+    if wrong := re.match(r"(?!file:|local:)\w{2,}(:/)|(?:s3|gs|az|hf|https?)(//)", uri):
+        right, mark = redacted(re.sub(":?/+", "://", uri, count=1)), wrong[1] or wrong[2]
+        typed = right.replace("://", mark, 1)
+        raise ConfigError(f"{typed}: found {mark} after the scheme, needs ://; did you mean {right}?")
     return os.path.expanduser(uri) if uri.startswith("~") else uri
 
 

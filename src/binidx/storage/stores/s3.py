@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -24,8 +25,10 @@ from fsspec.asyn import sync
 
 from binidx.errors import SlowCopyError, StorageError, redacted
 from binidx.storage.interfaces import Range
+from binidx.storage.settings import ReadSettings
 from binidx.storage.store_protocols import Driver, ListRequest, ObjectInfo, Prices
 from binidx.storage.stores.direct import (
+    MAX_REDIRECTS,
     MAX_UNBOUNDED_BYTES,
     OBJECT_STATUSES,
     RENEW_SECONDS,
@@ -33,10 +36,9 @@ from binidx.storage.stores.direct import (
     DirectStore,
     check_status,
     if_match,
-    is_same_origin,
     read_at_most,
     receive,
-    redirect_target,
+    redirect_refusal,
 )
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
@@ -107,7 +109,7 @@ class S3Store(FsspecWrites, DirectStore):
                 # Else botocore signs URLs as in 2006 if an endpoint is given. Express buckets sign in their own way.
                 config["signature_version"] = "s3v4"
         if not given.get("anon"):
-            config["http_session_cls"] = one_origin_session()
+            config["http_session_cls"] = one_origin_session((*ReadSettings.of(given).redirect_hosts,))
         # Over http botocore would hash each body for its signature, a fifth of an upload's CPU; it has a CRC32 as well.
         users = users_config(given)
         signing = {"s3": {"payload_signing_enabled": False, **users.get("s3", {})}}
@@ -180,7 +182,12 @@ class S3Store(FsspecWrites, DirectStore):
         return b"" if answer and answer.status == 416 else None  # 416: it is empty
 
     async def address(self, info: ObjectInfo) -> Address:
-        return await sign(self.fs, "get_object", self.object_of(info.uri), if_match(info))
+        return await self._sign(self.object_of(info.uri), if_match(info))
+
+    async def _sign(self, wanted: Mapping[str, str], headers: Mapping[str, str], *verb: str) -> Address:
+        """Return the address of an object, which follows redirects if the user names origins for them."""
+        address, hosts = await sign(self.fs, "get_object", wanted, headers, *verb), self.settings.redirect_hosts
+        return replace(address, redirects=MAX_REDIRECTS, redirect_hosts=hosts) if hosts else address
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         condition = {"IfMatch": info.identity["etag"]} if "etag" in info.identity else {}
@@ -272,24 +279,27 @@ class S3Store(FsspecWrites, DirectStore):
             seconds: time for the request, and its body at the lowest rate; None if the caller ends it.
 
         Raises:
-            HTTPStatusError: a transient status, or a redirect to another origin.
+            HTTPStatusError: a transient status, or a redirect to an origin that the user does not name.
         """
         place = id(self.fs), wanted["Bucket"], verb
         more = sum(map(len, data)) / SLOWEST_BYTES_PER_SECOND
         if not self.direct or time.monotonic() < _refused.get(place, 0.0):
             return None
         try:
-            address = await sign(self.fs, "get_object", wanted, headers, verb, fields)
-            options = {"headers": address.headers, "skip_auto_headers": ["Content-Type"], **address.options}
-            request = address.session.request(verb, address.url, data=as_body(data) if data else None, **options)
-            async with asyncio.timeout(seconds and seconds + more), request as response:
-                body = await read_at_most(response.content.read, most_bytes)
-                check_status(response.status, response.reason or "", response.headers, body)
-                if (target := redirect_target(response)) and not is_same_origin(target, response.url):
-                    raise HTTPStatusError(response.status, f"redirected to {target.origin()}")
-                if response.status >= 300 and response.status not in OBJECT_STATUSES:
-                    _refused[place] = time.monotonic() + RENEW_SECONDS
-                return DirectResponse(response.status, response.headers, body)
+            target: Address | None = await self._sign(wanted, headers, verb, fields)
+            async with asyncio.timeout(seconds and seconds + more):
+                while target:
+                    options = {"headers": target.headers, "skip_auto_headers": ["Content-Type"], **target.options}
+                    content = as_body(data) if data else None
+                    async with target.session.request(verb, target.url, data=content, **options) as response:
+                        body = await read_at_most(response.content.read, most_bytes)
+                    check_status(response.status, response.reason or "", response.headers, body)
+                    target = target.redirected(response)
+            if refusal := redirect_refusal(response, ()):
+                raise HTTPStatusError(response.status, refusal)
+            if response.status >= 300 and response.status not in OBJECT_STATUSES:
+                _refused[place] = time.monotonic() + RENEW_SECONDS
+            return DirectResponse(response.status, response.headers, body)
         except HTTPStatusError:
             raise
         except Exception as error:  # the driver meets it too if it matters

@@ -29,7 +29,14 @@ from urllib.parse import parse_qs, quote, urlsplit
 import msgspec
 
 from binidx.forks import cached_property
-from binidx.storage.stores.direct import Address, NotDirectError, SessionOptions, bounded_session, direct_address
+from binidx.storage.stores.direct import (
+    Address,
+    NotDirectError,
+    SessionOptions,
+    bounded_session,
+    direct_address,
+    redirect_guard,
+)
 from binidx.storage.stores.driver_errors import is_malformed
 
 SIGNER_SECONDS = 50.0
@@ -236,8 +243,8 @@ def quick_session(options: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def one_origin_session() -> Any:
-    """Return a class of HTTP sessions of aiobotocore that do not follow a redirect to another origin.
+def one_origin_session(redirect_hosts: tuple[str, ...]) -> Any:
+    """Return a class of HTTP sessions of aiobotocore that follow redirects to no other origins than these.
 
     aiobotocore's own would send session tokens and keys of encryption there.
     """
@@ -248,7 +255,9 @@ def one_origin_session() -> Any:
     class OneOriginSession(AIOHTTPSession):  # type: ignore[misc]
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
-            session._response_class = bounded_session(may_leave=False)["response_class"]
+            session._response_class = bounded_session(redirect_hosts)["response_class"]
+            if redirect_hosts and redirect_guard() not in session.trace_configs:
+                session.trace_configs.append(redirect_guard())
             return session
 
         async def send(self, request: Any) -> Any:

@@ -169,7 +169,10 @@ def open_join(
                 plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
                 if any(isinstance(part, SourcePiece) for part in plan):
                     return _CopiedParts(location, plan)
-            if isinstance(store, ComposingStore) and _composable(uri, pieces):
+            # Whole objects of one bucket: ranges, and objects of other buckets, are not composed.
+            buckets = {uri.split("/")[2], *(piece.reader.uri.split("/")[2] for piece in pieces if piece.is_stored)}
+            whole = all(piece.is_stored and (piece.start, piece.stop) == (0, piece.reader.size) for piece in pieces)
+            if isinstance(store, ComposingStore) and len(buckets) == 1 and pieces and whole:
                 return _Composed(store, uri, pieces)
         create = functools.partial(create_object, location)
         return _Streamed(create, pieces, "copy_file_range" if same and local else "stream", codec)
@@ -345,13 +348,6 @@ def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
         if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
             return -1
         raise
-
-
-def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:
-    """Return whether these are whole objects of one bucket: ranges, and objects of other buckets, are not composed."""
-    buckets = {uri.split("/")[2], *(piece.reader.uri.split("/")[2] for piece in pieces if piece.is_stored)}
-    whole = all(piece.is_stored and (piece.start, piece.stop) == (0, piece.reader.size) for piece in pieces)
-    return len(buckets) == 1 and bool(pieces) and whole
 
 
 def _info(reader: RangeReader) -> ObjectInfo:

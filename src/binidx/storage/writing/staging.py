@@ -63,7 +63,10 @@ class StagingFile:
         self.file = self._open()
         try:
             remove_abandoned(path, os.fstat(self.file.fileno()).st_mtime)
-            self._reserve()
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.file.fileno(), 0, size)
+            elif size:
+                os.ftruncate(self.file.fileno(), size)
         except BaseException:
             self.abandon()
             raise
@@ -81,12 +84,6 @@ class StagingFile:
             if locked and is_same_file(file.fileno(), self.temporary):
                 return file
             file.close()
-
-    def _reserve(self) -> None:
-        if self.size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.file.fileno(), 0, self.size)
-        elif self.size:
-            os.ftruncate(self.file.fileno(), self.size)
 
     def map(self) -> mapping.mmap:
         """Return a mapping of all `size` bytes, to be filled in place; it stays valid after `publish`."""
