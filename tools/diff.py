@@ -46,9 +46,8 @@ def diff(arguments: argparse.Namespace) -> int:
     """Compare two datasets and print the differences; return 1 if there are any."""
     from binidx.corpus.diff import diff_datasets
 
-    options = chosen(arguments, "left_options", "right_options", "records", "scratch", "watch")
-    options |= {"few": max(arguments.few, 0), "workers": workers(arguments)}
-    pair = diff_datasets(arguments.left, arguments.right, **options)
+    options = chosen(arguments, "few", "left_options", "right_options", "records", "scratch", "watch")
+    pair = diff_datasets(arguments.left, arguments.right, workers=workers(arguments), **options)
     if pair.parts_missing:
         text = f"{counts(tasks=pair.parts_missing)} are left to other shards; give the same command again"
         print_result(pair.to_json(), text, arguments)

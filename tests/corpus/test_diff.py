@@ -50,6 +50,11 @@ def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> No
         assert places == [n for n, each in enumerate(right) if each == token][: len(places)]
 
 
+def test_a_negative_number_of_documents_to_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="few: found -1, need 0 or more"):
+        diff_datasets(tmp_path / "a", tmp_path / "b", few=-1)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 12), max_size=30), st.lists(st.integers(0, 12), max_size=30), st.integers(0, 4))
 def test_differences_are_those_of_two_lists(left: list[int], right: list[int], few: int) -> None:

@@ -45,9 +45,9 @@ class Numbers:
         return [torch.tensor(3 * idx) for idx in idxs]
 
 
-def hang() -> None:
-    """As a read that only its scope can end."""
-    scope, woken = current_scope(), threading.Event()
+def hang(woken: threading.Event | None = None) -> None:
+    """As a read that its scope can end, and `woken`."""
+    scope, woken = current_scope(), woken or threading.Event()
     assert scope is not None
     with scope.watched_by(woken.set):
         woken.wait(60)

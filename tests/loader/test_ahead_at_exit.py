@@ -18,7 +18,7 @@ import sys, threading, time
 from helpers.readahead_loaders import Numbers, loader
 
 class Stuck(Numbers):
-    stuck = True
+    stuck, woken = True, threading.Event()
     def __getitems__(self, idxs):
         if self.stuck and max(idxs) >= 20:
             {hang}
@@ -31,7 +31,7 @@ print("ready", flush=True)
 {then}
 """
 UNCANCELLABLE = "time.sleep(600)"
-CANCELLABLE = "from helpers.readahead_loaders import hang; hang()"
+CANCELLABLE = "from helpers.readahead_loaders import hang; hang(self.woken)"
 
 
 def start(hang: str, then: str, workers: int = 0) -> subprocess.Popen[str]:
@@ -96,6 +96,7 @@ try:
     sys.exit("nothing hung")
 except KeyboardInterrupt:
     Stuck.stuck = False
+    Stuck.woken.set()
 # The sampler has gone on: what follows is the batch after the one that was waited for.
 assert next(batches).tolist() == [72, 75, 78, 81], "another batch"
 assert len([*batches]) == 243

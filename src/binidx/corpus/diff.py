@@ -111,11 +111,14 @@ def diff_datasets(
         scratch: directory of temporary files; None for the system's temporary directory.
 
     Raises:
-        ConfigError: the tokens are not integers; or the workers are not of this machine, and there are no `records`.
+        ConfigError: `few` is negative; the tokens are not integers; or the workers are not of this machine, and there
+            are no `records`.
         FormatError: a dataset is not valid.
         ObjectChangedError: a dataset was replaced meanwhile.
         ObjectExistsError: `records` are of another comparison.
     """
+    if few < 0:
+        raise ConfigError(f"few: found {few}, need 0 or more")
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = WholeDataset(Location.of(left, left_options)), WholeDataset(Location.of(right, right_options))
     for dataset in datasets:

@@ -312,6 +312,16 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
     ]
 
 
+def test_a_part_of_a_byte_is_refused_with_a_size_that_is_not(tmp_path: Path) -> None:
+    inputs = [write_lines(tmp_path / "in.jsonl", texts(400))]
+    size = sum(os.stat(path).st_size for path in inputs)
+    assert size > 2000
+    with pytest.raises(ConfigError, match=rf"part_bytes: found 1, which is {size:,} parts of {size:,} bytes") as error:
+        plan_parts(job := job_of(inputs, tmp_path / "en", part_bytes=1), find_inputs(inputs))
+    least = int(str(error.value).split("need at least ")[1].split(";")[0].replace(",", ""))
+    assert len(plan_parts(replace(job, part_bytes=least), find_inputs(inputs))) <= 2000
+
+
 def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: Path) -> None:
     watch = Told()
     for name, size in (("a.jsonl.gz", 600 << 20), ("b.jsonl", 600 << 20), ("c.jsonl.gz", 1 << 20)):

@@ -1,7 +1,11 @@
 """Exported orders against what real loaders served, sample by sample."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -133,14 +137,24 @@ def test_row_groups_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads(file.schema_arrow.metadata[b"binidx"])["fingerprint"] == order.fingerprint
 
 
-def test_datasets_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", f"{tmp_path}/hf")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    load: Any = pytest.importorskip("datasets").load_dataset
+READ_BY_DATASETS = """
+import json, sys
+from datasets import load_dataset
+rows = load_dataset("parquet", data_files=sys.argv[1], split="train", cache_dir=sys.argv[2])
+print(json.dumps([row["input_ids"] for row in rows]))
+"""
+
+
+@pytest.mark.skipif(find_spec("datasets") is None, reason="needs datasets")
+def test_datasets_load_it(tmp_path: Path) -> None:
     order, run = order_of(tmp_path, 2, 2)
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(order.num_steps() or 0)), tokens=True)
-    rows = load("parquet", data_files=f"{tmp_path}/out/worker_1-of-2*", split="train", cache_dir=f"{tmp_path}/hf")
-    assert [row["input_ids"][:-1] for row in rows] == served(order, run, 1)[: len(rows)]
+    # In a process of its own: the Hub's library keeps these variables as they are when it is imported.
+    alone = {**os.environ, "HF_HOME": f"{tmp_path}/hf", "HF_HUB_OFFLINE": "1"}
+    child = [sys.executable, "-c", READ_BY_DATASETS, f"{tmp_path}/out/worker_1-of-2*", f"{tmp_path}/hf"]
+    rows = json.loads(subprocess.run(child, env=alone, check=True, stdout=subprocess.PIPE).stdout)
+    assert [row[:-1] for row in rows] == served(order, run, 1)[: len(rows)]
+    assert rows
 
 
 def test_an_empty_stretch_is_an_empty_file(tmp_path: Path) -> None:

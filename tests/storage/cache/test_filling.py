@@ -166,6 +166,7 @@ def test_a_forked_child_does_not_wait_for_extents_of_its_parent(tmp_path: Path) 
             return super().read(ranges)
 
     reader = small(Held(DATA), tmp_path)
+    reader.wait_seconds = 1.0  # for the chunk that another process fetches, as the parent is one
     begun = filling_of(reader)
 
     def read() -> None:

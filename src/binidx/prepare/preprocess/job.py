@@ -180,6 +180,8 @@ MANY, MOST_BYTES = 512, 512 << 20
 """Number of parts, and bytes of text in one: small parts for little text, so that many cores have work; 64 MiB and
 up to 512 parts for more. From there on a part has more tokens than the 5 MiB that S3 needs to copy it itself, and more
 work than its ten requests cost. The largest part takes some seconds of a fast engine, and minutes of a slow one."""
+MOST_SMALL = 2000
+"""Parts below 4 MiB that a job may have: a part costs some 0.1 s and three files however small it is."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,15 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
 
     Args:
         inputs: as `find_inputs` returns them.
+
+    Raises:
+        ConfigError: `part_bytes` would cut the text into too many small parts.
     """
-    part_bytes = job.part_bytes or choose_part_bytes(sum(file.size for file in inputs))
+    total = sum(file.size for file in inputs)
+    part_bytes = job.part_bytes or choose_part_bytes(total)
+    if part_bytes < FEW_BYTES[0] and (count := total // part_bytes) > MOST_SMALL:
+        found = f"found {part_bytes:,}, which is {count:,} parts of {total:,} bytes of text"
+        raise ConfigError(f"part_bytes: {found}, need at least {total // MOST_SMALL + 1:,}; without it they are chosen")
     slices, recipe = plan_slices(inputs, part_bytes), JsonFile.digest(job.recipe)
     ends, parts = np.cumsum([0, *(piece.num_bytes for piece in slices)]), []
     for number, (first, last) in enumerate(batch_by_size(ends, part_bytes * 3 // 2)):
