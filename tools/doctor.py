@@ -76,8 +76,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--strict", action="store_true", help="exit with status 1 if there is a warning about the run")
     group = options.add_argument_group("of a run")
     group.add_argument("--max-latency", type=float, metavar="SECONDS", help="most to the first byte of a bucket (0.5)")
-    told = "least a second of a bucket (10MB)"
-    group.add_argument("--min-bandwidth", type=num_bytes, metavar="BYTES", help=told)
+    group.add_argument("--min-bandwidth", type=num_bytes, metavar="BYTES", help="least a second of a bucket (10MB)")
     told = "least a second that a directory writes and reads (50MB)"
     group.add_argument("--min-disk", type=num_bytes, metavar="BYTES", help=told)
     group.add_argument("--compare", metavar="FILE", help="what --json printed on another node")

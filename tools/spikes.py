@@ -54,8 +54,7 @@ def print_spikes(arguments: argparse.Namespace) -> None:
     runs = read_run_losses(history, arguments.losses or [None], arguments.run, stop)
     spikes = []
     for spike in find_spikes(runs, window=arguments.window, threshold=arguments.threshold):
-        reads = spike.reads.at(slice(arguments.most_samples))
-        rows = [*build_rows(spike.order, reads, decode)]
+        rows = [*build_rows(spike.order, spike.reads.at(slice(arguments.most_samples)), decode)]
         marks = {name: _round(getattr(spike, name)) for name in ("loss", "expected", "limit")}
         losses = zip(rows, spike.losses.tolist(), spike.excess.tolist(), strict=False)
         samples = [{**row, "loss": _round(loss), "excess": _round(excess)} for row, loss, excess in losses]

@@ -44,8 +44,7 @@ def trace(arguments: argparse.Namespace) -> None:
     from ._runs import decoder, open_order, parse_steps, print_rows
 
     history, rank = open_order(arguments), arguments.rank
-    steps = parse_steps(history, arguments.steps)
-    parts = [*history.orders(steps)]
+    parts = [*history.orders(parse_steps(history, arguments.steps))]
     sources = dict.fromkeys(source.prefix for order, _ in parts for source in order.sources)
     decode = decoder(arguments.tokenizer, arguments.storage_options, sources)
     if len(parts) > 1:

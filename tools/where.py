@@ -92,8 +92,7 @@ def find(arguments: argparse.Namespace) -> None:
         documents = find_passage(history, arguments)
         arguments.watch.begin("count", 0, 0, unit="")
     elif names := [name for name in arguments.document if name not in stored]:
-        sources = history.select_sources(arguments.source)
-        documents = find_documents(sources, names, arguments.storage_options)
+        documents = find_documents(history.select_sources(arguments.source), names, arguments.storage_options)
     else:
         documents = {}
     try:

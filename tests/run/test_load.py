@@ -21,7 +21,7 @@ from helpers import trained_tokenizers
 from helpers.gpt_data import assert_same_sample
 from helpers.pages import python_blocks, read_page
 from helpers.traceable_runs import write_source
-from servers.http_objects import Server
+from servers.http_objects import Server, http_objects
 
 import binidx
 from binidx.corpus.convert import convert_dataset
@@ -176,6 +176,22 @@ def test_an_eod_that_an_option_needs_is_that_of_the_manifests(folder: Path, tmp_
             binidx.load_dataset(bad, 16, eod_mask_loss=True)
     with pytest.raises(ConfigError, match="needs an EOD, SimpleNamespace has none"):
         binidx.load_dataset(blend, 16, eod_mask_loss=True, tokenizer=SimpleNamespace(eod=None, unique_identifiers={}))
+
+
+def test_manifests_that_name_the_eod_are_read_once(folder: Path) -> None:
+    made_by = {"eod": 5, "uri": "t", "digest": "0" * 64}
+    manifest = json.dumps({"binidx_manifest": 1, "job": {"tokenizer": made_by}}).encode()
+    objects = {f"/{name}.manifest.json": manifest for name in ("en", "code")}
+    for name in ("en.bin", "en.idx", "code.bin", "code.idx"):
+        objects[f"/{name}"] = (folder / name).read_bytes()
+    counts = []
+    for tokenizer in (binidx.SpecialTokens(eod=5), None):
+        with http_objects(objects) as server:
+            blend = [f"{server.endpoint}/{name}" for name in ("en", "code")]
+            assert binidx.load_dataset(blend, 16, eod_mask_loss=True, tokenizer=tokenizer).config.tokenizer.eod == 5
+            counts.append(Counter(path for _, path, _ in server.requests if path.endswith(".json")))
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 2
 
 
 def cached(folder: Path) -> set[str]:

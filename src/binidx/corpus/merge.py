@@ -105,8 +105,7 @@ def merge_datasets(
     rows = LineageTransfer(opened.datasets if lineage else [], [output])
     with closing(rows), merged_index(opened, watch) as columns:
         rows.fill(watch)
-        replace = functools.partial(rows.replace, 0)
-        sizes = merge_tokens(opened, output, columns, replace, watch)
+        sizes = merge_tokens(opened, output, columns, functools.partial(rows.replace, 0), watch)
     dropped = any(pair.sums for dataset in opened.datasets for pair in dataset.source.pairs)
     output.say_complete(watch)
     counts, seconds = opened.counts(), time.monotonic() - began

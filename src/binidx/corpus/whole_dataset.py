@@ -234,17 +234,17 @@ def read_tokenizers(prefixes: Iterable[Location]) -> dict[str, dict[str, Any]]:
 
 
 def warn_of_tokenizers(
-    prefixes: Iterable[Location], reader: str, spec: TokenizerSpec | None, eod: int | None = None
+    read: Callable[[], Mapping[str, Mapping[str, Any]]], reader: str, spec: TokenizerSpec | None, eod: int | None = None
 ) -> None:
     """Log a warning for each dataset whose manifest names another tokenizer or EOD than its reader, or than the first.
 
     Args:
-        prefixes: of the datasets.
+        read: returns the tokenizers in the manifests of the datasets, as `read_tokenizers`.
         reader: name of what `spec` reads, as "the text".
         spec, eod: None: not known.
     """
     with contextlib.suppress(BinidxError):  # a manifest that cannot be read
-        tokenizers = read_tokenizers(prefixes)
+        tokenizers = read()
         known = [] if spec is None else [(reader, (spec.uri, spec.digest))]
         known += [(uri, (own.get("uri", ""), own["digest"])) for uri, own in tokenizers.items() if "digest" in own]
         for prefix, problem in other_tokenizers(known):

@@ -7,8 +7,9 @@ import logging
 import operator
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from numbers import Number
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
@@ -127,11 +128,12 @@ def load_dataset(
     if config.split_matrix is None or config.split_matrix[Split[which].value] is None:
         raise ConfigError(f"split: {config.split!r} has no {which}; give one such as split='99,1,0'")
     prefixes = [Location(prefix, config.storage_options) for prefix in (config.blend or ([], None))[0]]
+    tokenizers = cache(lambda: read_tokenizers(prefixes))
     if config.needs_eod and find_token(config.tokenizer, "eod") is None:
-        config.tokenizer = replace(config.tokenizer, eod=find_eod(config, prefixes))
+        config.tokenizer = replace(config.tokenizer, eod=find_eod(config, tokenizers))
     if is_first_rank() and (given is not None or len(prefixes) > 1) and len(prefixes) <= MOST_COMPARED:
         spec = tokenizer if isinstance(tokenizer, TokenizerSpec) else None
-        warn_of_tokenizers(prefixes, "the given EOD", spec, find_token(config.tokenizer, "eod"))
+        warn_of_tokenizers(tokenizers, "the given EOD", spec, find_token(config.tokenizer, "eod"))
     return LoadedDataset(config, Split[which], num_samples, given)
 
 
@@ -146,8 +148,8 @@ def _with_options() -> inspect.Signature:
 vars(load_dataset)["__signature__"] = _with_options()
 
 
-def find_eod(config: GPTDatasetConfig, prefixes: Sequence[Location]) -> int:
-    """Return the EOD that the manifests of a blend name.
+def find_eod(config: GPTDatasetConfig, read: Callable[[], Mapping[str, Mapping[str, Any]]]) -> int:
+    """Return the EOD that the manifests of a blend name; `read` returns their tokenizers, as `read_tokenizers`.
 
     Raises:
         ConfigError: the tokenizer is the user's own, a dataset has no manifest with an EOD, or they differ.
@@ -156,7 +158,7 @@ def find_eod(config: GPTDatasetConfig, prefixes: Sequence[Location]) -> int:
     way = "tokenizer=binidx.SpecialTokens(eod=ID) names it"
     if not isinstance(config.tokenizer, SpecialTokens | TokenizerSpec):
         raise ConfigError(f"{flags}: needs an EOD, {type(config.tokenizer).__name__} has none; {way}")
-    eods = {prefix: tokenizer.get("eod") for prefix, tokenizer in read_tokenizers(prefixes).items()}
+    eods = {prefix: tokenizer.get("eod") for prefix, tokenizer in read().items()}
     prefix, eod = next(iter(eods.items()))
     if other := next((other for other, found in eods.items() if found != eod or found is None), None):
         found = "no manifest with one" if eods[other] is None else f"{eods[other]}, {prefix} has {eod}"

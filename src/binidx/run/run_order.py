@@ -99,8 +99,7 @@ class RunOrder:
         for part in check_traceable(dataset, "order"):
             if isinstance(part.index_order, SequenceRunsOrder):
                 raise ConfigError(f"order: found a {type(part).__name__}, needs GPT datasets or a blend of them")
-        name = _name_order(dataset.order, dataset.unique_description_hash)
-        return cls(dataset.order, reading, dataset.config, name)
+        return cls(dataset.order, reading, dataset.config, _name_order(dataset.order, dataset.unique_description_hash))
 
     @classmethod
     def of(cls, run: Run, *, warns: bool = True) -> RunOrder:

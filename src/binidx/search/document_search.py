@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.token_parts import PinnedDataset, plan_ranges
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, warn_of_tokenizers
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, read_tokenizers, warn_of_tokenizers
 from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.dataset_manifest import MANIFEST
 from binidx.format.virtual import check_named
@@ -188,7 +188,7 @@ def find_tokenizer(prefixes: Sequence[Location], uri: str | None = None) -> Toke
     """
     if uri is not None:
         spec = describe_tokenizer(uri, storage_options=prefixes[0].options if prefixes else None)
-        warn_of_tokenizers(prefixes, "the text", spec)
+        warn_of_tokenizers(lambda: read_tokenizers(prefixes), "the text", spec)
         return spec
     pairs = [pair for dataset in OPENS.map(WholeDataset, prefixes) for pair in dataset.source.pairs]
     found: dict[str, TokenizerSpec] = {}

@@ -140,8 +140,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
             write_lineage(files, key, parts, records)
     write_quarantine(files, parts, records)
     for key, prefix in files.datasets.items():
-        manifest = build_manifest(job, key, parts, records)
-        write_object(prefix + MANIFEST, [MANIFEST_FILE.encode(manifest, indent=1)])
+        write_object(prefix + MANIFEST, [MANIFEST_FILE.encode(build_manifest(job, key, parts, records), indent=1)])
 
 
 def merge_key(

@@ -185,8 +185,7 @@ def _read_parsed_lines(request: ReadRequest, parse: ParseLines = parse_json_line
 
 def _read_parsed_records(request: ReadRequest, parse: Callable[[ReadRequest, ByteStream], Iterator[Row]]) -> Batches:
     with open_plain(request.piece, request.location, request.extent) as (plain, progress):
-        stream = ByteStream(plain)
-        yield from batch_records(request, parse(request, stream), progress)
+        yield from batch_records(request, parse(request, ByteStream(plain)), progress)
 
 
 def _stream_stored_bytes(piece: Slice, location: Location) -> Generator[bytes | memoryview]:
