@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +73,13 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def grep(arguments: argparse.Namespace) -> None:
     """Search, and print the documents, or the items with theirs."""
-    from binidx.run.provenance.exposures import count_groups
     from binidx.search.document_search import find_token_table, search_documents
     from binidx.search.matches import find_ranges, search_sources
     from binidx.search.normalize import normalize_text
-    from binidx.search.queries import count_ngrams, group_matches, match_items, read_queries
+    from binidx.search.queries import count_ngrams, match_items, read_queries
     from binidx.storage.location import Location
 
-    from ._runs import column_rows, open_order, print_comparison, stop_step, write_text
+    from ._runs import open_order, print_comparison, stop_step, write_text
 
     if arguments.run and not arguments.queries:
         raise ConfigError("run: needs --queries; of other texts: binidx where RUN --text FILE")
@@ -115,14 +114,10 @@ def grep(arguments: argparse.Namespace) -> None:
     if arguments.to:
         write_text(arguments.to, result.format_list(), options)
     if items:
-        found = match_items(items, ngrams, result.hits)
-        rows = [item.to_json() for item in found]
+        rows = [item.to_json() for item in match_items(items, ngrams, result.hits)]
         if history is not None:
-            ranges = find_ranges(sources, result)
-            groups = {name: group_matches(ngrams, matches) for name, matches in ranges.items()}
-            read = count_groups(history, groups, len(items), stop_step(history, arguments.steps))
-            counted = {name: column for name, column in read.items() if name not in ("tokens", "times_started")}
-            rows = [row | each for row, each in zip(rows, column_rows(counted), strict=True)]
+            reads = _count_reads(history, find_ranges(sources, result), ngrams, stop_step(history, arguments.steps))
+            rows = [row | each for row, each in zip(rows, reads, strict=True)]
         print_result({"items": rows, **_searched(result)}, _table(rows), arguments)
     else:
         documents = [*_documents(result, arguments)] if arguments.show or arguments.json else []
@@ -142,6 +137,24 @@ def parse_ids(text: str) -> list[int]:
     except ValueError:
         pass
     raise ConfigError(f"tokens: found {text!r}, needs ids such as 464,2330")
+
+
+def _count_reads(history: Any, ranges: Mapping[str, Any], ngrams: Sequence[list[int]], stop: int) -> list[Any]:
+    """Return the reads of each item before a step of a run, as `binidx where` counts them, in JSON values.
+
+    Args:
+        history: the run.
+        ranges: of the documents with each pattern, by source.
+        ngrams: numbers of the patterns of each item.
+    """
+    from binidx.run.provenance.exposures import count_groups
+    from binidx.search.queries import group_matches
+
+    from ._runs import column_rows
+
+    groups = {name: group_matches(ngrams, matches) for name, matches in ranges.items()}
+    reads = count_groups(history, groups, len(ngrams), stop)
+    return column_rows({name: column for name, column in reads.items() if name not in ("tokens", "times_started")})
 
 
 def _searched(result: SearchResult) -> dict[str, Any]:

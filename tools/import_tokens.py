@@ -72,8 +72,7 @@ def import_packed(arguments: argparse.Namespace) -> None:
     options = {"storage_options": arguments.target_options, "watch": arguments.watch.advance}
     count = packed_to_indexed(files, arguments.target, eod, overwrite=arguments.overwrite, **options)
     values = {"prefix": arguments.target, "documents": count, "files": len(files.uris)}
-    text = f"{arguments.target}: {counts(documents=count)} of {counts(files=len(files.uris))}"
-    print_result(values, text, arguments)
+    print_result(values, f"{arguments.target}: {counts(documents=count)} of {counts(files=len(files.uris))}", arguments)
 
 
 def eod_of_packed(arguments: argparse.Namespace) -> int:

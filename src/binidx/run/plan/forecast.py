@@ -104,8 +104,7 @@ def pieces_per_sample(sequence_length: int, tokens_per_document: float, *, add_e
         tokens_per_document: mean length of a document.
         add_extra_token: whether a sample has one more token, its last label.
     """
-    boundaries = sequence_length - 1 + add_extra_token
-    return 1 + boundaries / max(tokens_per_document, 1.0)
+    return 1 + (sequence_length - 1 + add_extra_token) / max(tokens_per_document, 1.0)
 
 
 def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) -> ReadCost:
