@@ -39,11 +39,19 @@ else:
             return values[self.name]
 
     class opened_once(cached_property):  # noqa: N801 as above
-        """`cached_property` that one thread of a process computes: the others wait for `_opening`, a `ProcessLock`."""
+        """`cached_property` that one thread of a process computes: the others wait, as for `opening`."""
 
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            with nullcontext() if instance is None else instance._opening():
+            with nullcontext() if instance is None else opening(instance):
                 return super().__get__(instance, owner)
+
+
+def opening(instance: Any) -> AbstractContextManager[object]:
+    """Return the lock of an instance, in this process, for what it opens at the first use."""
+    lock: ProcessLock = vars(instance).setdefault(
+        "_opening", ProcessLock()
+    )  # one step, so two threads get the same one
+    return lock()
 
 
 class ProcessLock:

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
-from binidx.forks import ProcessLock, cached_property
+from binidx.forks import cached_property, opening
 from binidx.format.idx import DType, SequenceIndex
 from binidx.native.gpt_samples import Sequences
 from binidx.registries import Registrations
@@ -180,7 +180,6 @@ class SequencesInFiles(StoredTokens):
     index: SequenceIndex
     _opened: Mapping[str, Mapping[str, Any]]
     _marks: Mapping[str, VersionMark] = MappingProxyType({})
-    _opening: Any
 
     _pickled: ClassVar[Sequence[str]]
 
@@ -197,7 +196,7 @@ class SequencesInFiles(StoredTokens):
 
         def __getattr__(self, name: str) -> Any:
             """Open the files at the first use after unpickling."""
-            if name not in ("index", "dtype") or "_opening" not in vars(self):
+            if name not in ("index", "dtype") or "_registrations" not in vars(self):
                 raise AttributeError(f"{type(self).__name__} has no {name}")
             return self._late(name)
 
@@ -208,7 +207,7 @@ class SequencesInFiles(StoredTokens):
 
     def _late(self, name: str) -> Any:
         """Open the files of an unpickled dataset unless another thread did; return the attribute `name`, now set."""
-        with self._opening():
+        with opening(self):
             if "index" not in vars(self):
                 self._open()
         return vars(self)[name]
@@ -239,7 +238,7 @@ class SequencesInFiles(StoredTokens):
         return {**state, "_marks": marks, "_registrations": Registrations()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _opening=ProcessLock())
+        vars(self).update(state)
 
     def __len__(self) -> int:
         return len(self.index)

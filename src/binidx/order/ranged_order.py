@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from binidx.forks import ProcessLock, opened_once
+from binidx.forks import opened_once
 from binidx.format.idx import CheckedIndex, get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.tokens import Tokens
@@ -83,7 +83,6 @@ class LazySource:
 
     def __init__(self, name: str, prefix: str, open_order: Callable[[], SourceOrder]) -> None:
         self.name, self.prefix, self.open_order = name, prefix, open_order
-        self._opening = ProcessLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySource, (self.name, self.prefix, self.open_order)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError, redacted
-from binidx.forks import ProcessLock, opened_once
+from binidx.forks import opened_once
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges, read_many
 
@@ -53,7 +53,6 @@ class LazyReader:
     def __init__(self, uri: str, size: int, open_reader: Callable[[], RangeReader]) -> None:
         self.uri, self.size, self._open_reader = uri, size, open_reader
         self.identity: Mapping[str, Any] = {}
-        self._opening = ProcessLock()
 
     @opened_once
     def _reader(self) -> RangeReader:

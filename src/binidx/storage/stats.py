@@ -38,6 +38,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from math import inf
@@ -153,8 +154,17 @@ read ahead and not served, tokens served, seconds since the first batch, seconds
 "throttled_...": seconds in which requests waited for a rate that a store grants; in them, requests that the rate
 allowed all processes of the node, and responses that these got; seconds in which the rate was not shared by them."""
 
-# One lock for all counters: a lock in each would have to be found and renewed after a fork.
-_lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
+_lock: AbstractContextManager[object]
+
+
+def _renew_lock() -> None:
+    """Renew the one lock of all counters: a thread that held it does not exist in a forked child."""
+    global _lock
+    _lock = threading.RLock()  # a signal handler of the user, which runs within, may read the counters
+
+
+_renew_lock()
+os.register_at_fork(after_in_child=_renew_lock)
 _usage = dict.fromkeys(NAMES, 0.0)
 
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, inf)
@@ -261,15 +271,6 @@ def find_histograms(used: Usage) -> Histograms:
 
 for _kind in ("local_read", "cache_read", "cache_write", "next"):
     open_histogram(_kind)
-
-
-def _after_fork() -> None:
-    # Another thread may have held the lock when the parent forked; it does not exist in the child.
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def usage() -> dict[str, float]:

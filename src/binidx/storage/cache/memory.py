@@ -77,7 +77,6 @@ class SingleFlight(Generic[Key, Value]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._flights: dict[Key, Flight[Key, Value]] = {}
 
     @contextlib.contextmanager
@@ -88,19 +87,17 @@ class SingleFlight(Generic[Key, Value]):
         """
         ours: Flight[Key, Value] = Flight()
         theirs: dict[Key, Flight[Key, Value]] = {}
-        with self._lock:
+        try:
             for key in keys:
-                holder = self._flights.setdefault(key, ours)
+                holder = self._flights.setdefault(key, ours)  # one step: of two threads, one starts the fetch of a key
                 if holder is ours:
                     ours.keys.append(key)
                 else:
                     theirs[key] = holder
-        try:
             yield ours, theirs
         finally:
-            with self._lock:
-                for key in ours.keys:
-                    del self._flights[key]
+            for key in ours.keys:
+                del self._flights[key]
             ours.land({})
 
 
