@@ -2,6 +2,27 @@
 
 A lock that such a thread held is never free again in the child, which then waits for ever, as a worker of a DataLoader
 would that was forked while its parent read.
+
+All locks within a process (`tests/structure.py` counts them, and misses none here); those across processes are files:
+
+    module            guards                                          held within it
+    forks             what an instance opens at its first use         all that opening it takes
+    run_parts         the value of the job at work (a ProcessLock)    the same
+    builder           number of datasets that are built at once       the same
+    cached_object     the cached objects and quotas (a ProcessLock)   their files
+    cached_object     the mapped blocks of one object                 none
+    quota_files       an eviction                                     the next two, and the kernel's lock of a byte
+    quota_files       writes of blocks, by path                       the next one
+    quota_files       the record of a quota                           the kernel's lock of another byte
+    fill_progress     the plan of a filling                           none
+    memory            the chunks in memory                            none
+    stats             all counters; renewed after a fork              none
+    losses            rows of losses that are being written           the requests that write them
+    direct            the address of an object, of asyncio            the request that renews it
+    multipart         one write to a file at a time                   none
+    parquet_footer    the pipe to the process that parses footers     none
+    json_models       the first use of a model (a ProcessLock)        none
+    threads           thresholds of the collector (a ProcessLock)     none
 """
 
 from __future__ import annotations

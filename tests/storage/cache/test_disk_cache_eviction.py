@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.versioned_objects import MarkedObject
@@ -24,6 +25,7 @@ from binidx.storage.cache.block_files import open_beside, remove_unlocked
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import BlockFile, CacheQuota, Reservation, evict
 from binidx.storage.cache.maintenance import cached_contents, prune
+from binidx.storage.cache.object_files import ObjectFiles
 from binidx.storage.cache.quota_files import QuotaDirectory
 from binidx.storage.effects import run
 from binidx.testing import ended_well, forked
@@ -68,6 +70,30 @@ def reserved(quota: CacheQuota, count: int) -> Iterator[Reservation | None]:
     yield reservation
     if reservation is not None:
         run(quota.end(reservation))
+
+
+def test_one_thread_at_a_time_opens_the_quota_of_a_directory(tmp_path: Path) -> None:
+    """Two quotas of one process would not exclude each other: the kernel's locks are of processes."""
+    read_blocks(reader := small(MarkedObject(DATA), tmp_path), 0)
+    is_free = list[bool]()
+
+    def try_lock() -> None:
+        lock: Any = cached_object._lock()
+        if lock.acquire(blocking=False):
+            lock.release()
+            is_free.append(True)
+        else:
+            is_free.append(False)
+
+    def open_watched(limit: int | None) -> CacheQuota:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(try_lock).result()
+        return cached_object.get_quota(str(tmp_path), limit)
+
+    cached = cached_object.CachedObject(ObjectFiles(str(tmp_path), reader.content), None, open_watched)
+    assert is_free == []  # all that is read may be cached
+    assert cached.quota is reader.cached.quota
+    assert is_free == [False]
 
 
 def test_an_eviction_counts_what_other_threads_are_about_to_write(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class CachedObject:
     def writable(self) -> bool:
         """True if chunks can be added; cached chunks are read in any case. A start with a full cache never asks."""
         if self._writable is None:
-            with self._lock:
+            with _lock():
                 if self._writable is None:
                     self._writable = self._prepare_to_write()
         return self._writable
