@@ -479,6 +479,7 @@ class Command:
         is_final = isinstance(error, errors.FormatError | errors.ObjectExistsError) or (
             isinstance(error, errors.WorkerError | errors.StorageError) and is_bad and world.now > FAULTS_SECONDS
         )
+        is_final = is_final and "BrokenExecutor" not in str(error)  # the caller's pool broke; a new one is given
         if error is not None and not is_final:
             latest = FAULTS_SECONDS + NO_WORKER_SECONDS + LOST_SECONDS + POLL_SECONDS
             assert world.now < latest, f"{self.name}: {error!r}"
