@@ -250,7 +250,8 @@ class SimulatedQuotaFiles:
             is_ours = yield from self._lock("record", 2.0)
             try:
                 blocks = [BlockFile(path, file.disk_bytes(), file.used_at) for path, file in self.disk.files.items()]
-                self.counted = {block.path for block in blocks}
+                needs = self.process.quota.keepers  # now: a filling may end during the eviction
+                self.counted = {block.path for block in blocks if not any(need(block.path) for need in needs)}
                 self.disk.slack = max(self.disk.slack, self.world.coming_of_others(process))
                 yield Sleep(0.001 * len(blocks) * self.disk.slowness)
                 usage = change(sum(block.num_bytes for block in blocks), 1e9 + self.world.world.now)

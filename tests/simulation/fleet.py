@@ -132,8 +132,21 @@ class Process:
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         timer = Timer()
         late = seconds + WAKE_SECONDS * self.world.random.random()
-        self.world.later(late, self.name, "timer", lambda: None if timer.is_cancelled else function())
+        self.world.later(late, self.name, "timer", self.fire, timer, function)
         return timer
+
+    def fire(self, timer: Timer, function: Callable[[], None]) -> None:
+        """Call the function of a timer; later if this process stands still."""
+        if not timer.is_cancelled and not self.stands_still("timer", self.fire, timer, function):
+            function()
+
+    def stands_still(self, event: str, function: Callable[..., Any], *arguments: Any) -> bool:
+        """Return whether this process stands still now; if so, the event comes again when it goes on."""
+        begin, end = self.fleet.pause
+        if is_standing := begin <= self.world.now < end:
+            seconds = end - self.world.now + WAKE_SECONDS * self.world.random.random()
+            self.world.later(seconds, self.name, event, function, *arguments)
+        return is_standing
 
     def read(self, num_ranges: int) -> None:
         """Begin a read of the next folder."""
@@ -145,6 +158,8 @@ class Process:
             self.submit(read, place)
 
     def submit(self, read: Read, place: int) -> None:
+        if self.stands_still("again", self.submit, read, place):
+            return
         if read.limiter.admits(read, place):
             self.send(read, place)
 
@@ -160,6 +175,8 @@ class Process:
         return "granted" if granted else "refused"
 
     def end(self, read: Read, place: int, granted: bool) -> None:
+        if self.stands_still("end", self.end, read, place, granted):
+            return
         self.in_flight -= 1
         self.fleet.touched = self, read.folder
         if not granted:
@@ -190,6 +207,7 @@ class Fleet:
         is_known: whether the processes know their number, and that of the nodes.
         num_folders: folders of which each process reads, one after the other.
         ceiling: requests a second of all nodes, and the seconds in which they double, where `is_known`.
+        pause: begin and end of a time in which all processes stand still, as on machines that are suspended.
     """
 
     def __init__(
@@ -205,8 +223,9 @@ class Fleet:
         is_known: bool = False,
         num_folders: int = 1,
         ceiling: tuple[float, float] = (math.inf, math.inf),
+        pause: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
-        self.world, self.store, self.demand, self.steps = world, store, demand, steps
+        self.world, self.store, self.demand, self.steps, self.pause = world, store, demand, steps, pause
         size = num_nodes * num_processes, num_nodes
         self.first = FirstLimits.of_fleet(*size, *ceiling) if is_known and num_nodes > 1 else FirstLimits()
         self.nodes = [Node(f"node {number}", Rates(world)) for number in range(num_nodes)]

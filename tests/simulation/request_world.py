@@ -119,6 +119,8 @@ class Plan:
         in_flight = num_requests * (self.store.round_trip + self.size / self.speed) / self.limit
         stalled = min(self.limit, num_requests) * self.size / SLOWEST
         rate = min(self.store.rate, 1e9) / 4  # a limit that was found among faults is low
+        if any(fault.kind == "refused" for fault in self.faults):
+            rate = min(rate, 2.0)  # among these a limit may fall as low, and grows by half in 10 s at most
         refused = self.num_nodes * self.num_processes * num_requests / rate
         return self.faults_end + SETTLED_SECONDS + stalled + 2 * in_flight + refused
 

@@ -1,4 +1,4 @@
-"""New worlds of all kinds for some seconds, on all cores: SIM_SECONDS=3600 python -m simulation.soak [FIRST_SEED]
+"""New worlds of all kinds for some seconds, on its cores: SIM_SECONDS=99 taskset -c 1 python -m simulation.soak [SEED]
 
 Prints the worlds and events of each kind, and each seed that fails, with its last events. `make soak-worlds` runs it.
 """
@@ -64,7 +64,7 @@ def main() -> int:
     seconds = float(os.environ.get("SIM_SECONDS", "600"))
     first = int(sys.argv[1]) if sys.argv[1:] else random.SystemRandom().randrange(10**6, 10**9)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     print(f"commit {commit}, seeds from {first:,} on, {seconds:g} s on {cores} cores", flush=True)
     worlds, events, failures = Counter[str](), Counter[str](), list[str]()
     with ProcessPoolExecutor(cores) as pool:

@@ -70,6 +70,12 @@ def run(seed: int, **options: object) -> Ranks:
     return ranks
 
 
+@pytest.mark.parametrize("seed", [224_371_687, 224_371_938])
+def test_rank_0_keeps_the_store_for_ranks_at_work_whoever_else_is_informed(seed: int) -> None:
+    """One that is interrupted before it enters, or enters late: they counted for the ranks at work."""
+    run(seed)
+
+
 def errors(ranks: Ranks, number: int = 0) -> list[str]:
     """Return the first line of the error of each rank; "" if it succeeded."""
     return [str(part.error or "").partition("\n")[0] for part in ranks.builds[number].parts]
@@ -201,7 +207,7 @@ def test_ranks_without_an_outcome_wait_ten_seconds_for_absent_ranks_and_for_ente
     waits = [part.ended - part.worked for part in build.parts[:3]]  # type: ignore[operator]
     assert 24.5 < waits[0] < 26.0
     assert 22.5 < waits[1] < 24.0
-    assert 10.0 < waits[2] < 10.5
+    assert 10.0 < waits[2] < 10.6
     assert "0/outcome" not in ranks.store.data
     assert [(log.logger, log.level) for log in ranks.logged] == [("binidx.dataset.rank_agreement", logging.WARNING)] * 3
     assert all(log.message.startswith("1 of 4 ranks have not entered build(); continuing") for log in ranks.logged)

@@ -36,6 +36,12 @@ def test_bytes_that_a_full_disk_has_taken_are_counted(seed: int) -> None:
     CacheWorld(seed, [Fault(0.1 * number, "full", 1.0, 0) for number in (1, 2, 3)]).run()
 
 
+@pytest.mark.parametrize("seed", [224_371_803, 224_372_175])
+def test_a_thread_that_finds_chunks_of_others_written_looks_again_at_the_rest(seed: int) -> None:
+    """It waited without a look at chunks that other threads were fetching."""
+    CacheWorld(seed).run()
+
+
 def test_one_seed_is_one_trace() -> None:
     assert CacheWorld(3).run().world.digest == CacheWorld(3).run().world.digest
     assert CacheWorld(3).run().world.digest != CacheWorld(4).run().world.digest

@@ -55,6 +55,61 @@ def test_a_simulated_store_without_a_rate_refuses_nothing_but_the_share_of_its_f
     assert all(granted[200:])
 
 
+@pytest.mark.parametrize(("num_nodes", "round_trip"), [(20, 0.03), (20, 1.0), (4, 0.03)])
+def test_a_fleet_sends_in_its_first_second_at_most_twice_what_its_store_grants(
+    num_nodes: int, round_trip: float
+) -> None:
+    world = World(1)
+    fleet = Fleet(world, Store(220.0, round_trip=round_trip), num_nodes, 8, is_known=True)
+    world.run(1.0)
+    check_fleet(fleet)
+    assert fleet.sent <= 2 * 220
+    world.run(10.0)
+    assert fleet.served >= 0.8 * 220 * 10
+
+
+def test_a_fleet_whose_store_has_no_limit_soon_sends_as_many_requests_as_it_has() -> None:
+    world = World(1)
+    fleet = Fleet(world, Store(), 20, 8, steps=Steps(num_ranges=50, wait_for_others=True), is_known=True)
+    world.run(0.65)
+    assert fleet.num_arrived >= 160
+    assert not any(node.rate.has_tickets for node in fleet.nodes)
+
+
+def test_a_start_goes_on_though_its_first_requests_end_without_a_response() -> None:
+    rate = FirstLimits.of_fleet(160, 20).new_rate()
+    ticket = rate.take(0.0, 3)
+    assert rate.seconds_until(ticket + 2) <= 0
+    ticket = rate.take(0.0, 1)
+    assert rate.seconds_until(ticket) > 0
+    rate.note(1.0)
+    assert rate.seconds_until(ticket) <= 0
+    rate.note(1.1, served=4)
+    rate.note(7.0, served=1)
+    assert not rate.has_tickets
+
+
+@pytest.mark.parametrize("begin", [1.0, 6.0])
+def test_nodes_that_all_stand_still_for_five_seconds_send_no_more_than_before(begin: float) -> None:
+    """Some were testing whether refusals depend on their rate: the store has recovered meanwhile."""
+    steps, num_sent, num_served = Steps(num_ranges=10), list[int](), list[int]()
+    for pause in [(math.inf, math.inf), (begin, begin + 5.0)]:
+        fleet = Fleet(World(0), Store(50.0), 16, steps=steps, is_known=True, pause=pause)
+        fleet.world.run(60.0)
+        check_fleet(fleet)
+        num_sent.append(fleet.sent)
+        num_served.append(fleet.served)
+    assert num_served[1] >= num_served[0] - 4.5 * 50
+    assert num_sent[1] <= num_sent[0] <= 1.25 * num_served[0]
+
+
+def test_a_few_nodes_learn_from_a_first_burst_no_share_of_refusals() -> None:
+    """Two of four took the refusals of their first seconds for random ones; all sent three times the limit then."""
+    fleet = Fleet(World(1), Store(40.0), 4, 2, steps=Steps(num_ranges=8))
+    fleet.world.run(60.0)
+    assert fleet.sent <= 1.3 * fleet.served
+
+
 @pytest.mark.parametrize("is_known", [False, True], ids=["nodes do not know their number", "nodes know it"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_blip_of_a_second_costs_a_fleet_that_is_far_below_its_limit_little(share: float, is_known: bool) -> None:

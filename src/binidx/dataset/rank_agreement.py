@@ -158,7 +158,7 @@ class Participant:
     """
 
     def __init__(self, store: GroupStore, rank: int, size: int, name: str) -> None:
-        self.store, self.rank, self.name, self.agreement = store, rank, name, Agreement(size)
+        self.store, self.rank, self.name, self.agreement, self._num_entered = store, rank, name, Agreement(size), 0
 
     def agree(self, work: Callable[[], Result]) -> Steps[Result]:
         """Do the work and wait for the other ranks; return its result, or report its error to them."""
@@ -168,6 +168,7 @@ class Participant:
             thread = yield from effects.Start(self._accompany(left), "binidx-ranks")
             with store_errors(self.name):
                 yield from self._send_heartbeat()
+                self._num_entered = 1
                 yield from Call(self.store.add, ("entered", 1))
             yield from self.check(exact=True)
             result = yield from Call(work)
@@ -249,10 +250,13 @@ class Participant:
                     num_failures += 1
                     if num_failures == MAX_STORE_FAILURES:
                         raise
-            yield from Call(add, ("informed", 1))
+            yield from Call(add, ("informed", self._num_entered))  # 0: interrupted before, and nobody waits for it
             yield from Call(self.store.set, (f"heartbeat/{self.rank}", LEFT))
-            entered, started, waited = (yield from Call(add, ("entered", 0))), (yield from Now()), 0.0
-            while self.agreement.must_inform(self.rank, waited) and (yield from Call(add, ("informed", 0))) < entered:
+            started, waited = (yield from Now()), 0.0
+            while self.agreement.must_inform(self.rank, waited):
+                # In this order: a rank that enters late, and is informed at once, stands for none that is at work.
+                if (yield from Call(add, ("informed", 0))) >= (yield from Call(add, ("entered", 0))):
+                    break
                 yield from effects.Sleep(self.agreement.pause_seconds(waited))
                 waited = (yield from Now()) - started
         except Exception as error:

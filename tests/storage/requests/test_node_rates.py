@@ -21,7 +21,7 @@ from binidx.storage.requests.node_rates import LAYOUT, RECORD, SLOTS, NodeRates,
 from binidx.storage.requests.rate_limiter import CHUNK_SECONDS
 from binidx.storage.requests.request_rate import RequestRate
 
-NAME = f"request-rates-v3-{os.uname().nodename}"
+NAME = f"request-rates-v4-{os.uname().nodename}"
 
 CHILD = """
 import json, os, sys
@@ -204,9 +204,9 @@ def test_values_that_clients_bring_about_are_possible(seed: int) -> None:
 
 def test_a_layout_has_a_file_of_its_own() -> None:
     """Other fields, or another meaning of one, need another LAYOUT: an older release on the node has its own file."""
-    assert (LAYOUT, RECORD.size) == (3, 272)
+    assert (LAYOUT, RECORD.size) == (4, 280)
     assert [
-        *("limit", "ceiling", "doubling_seconds", "first_limit", "began"),
+        *("limit", "ceiling", "doubling_seconds", "first_limit", "start", "began"),
         *("clock", "issued", "updated", "served", "refused", "counted"),
         *("answered_at", "refused_at", "waited_at", "limited_at", "evidence", "usual_limit"),
         *("test_number", "test_from", "test_served", "test_refused", "known_served", "known_refused"),

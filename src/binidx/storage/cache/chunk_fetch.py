@@ -93,7 +93,7 @@ class ChunkFetcher:
             before = len(missing)
             missing = [chunk for chunk in self.cached.check_chunks(missing) if chunk not in done]
             if len(missing) < before:
-                self.wait_seconds = self._most_seconds
+                self.wait_seconds, place = self._most_seconds, 0  # what follows may be none of those that are missing
             elif deadline < math.inf and (yield Now()) > deadline:
                 self.wait_seconds = self._least_seconds
                 break

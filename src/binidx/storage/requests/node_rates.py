@@ -1,6 +1,6 @@
 """Request rates that the processes of a node share: a small file in memory that only this user can open.
 
-    /dev/shm/binidx-UID/request-rates-v3-HOST   SLOTS records: key of the partition, fields of `RequestRate`
+    /dev/shm/binidx-UID/request-rates-v4-HOST   SLOTS records: key of the partition, fields of `RequestRate`
 
 A change locks the file, for some 10 us; the kernel unlocks it when a process dies. A record of an earlier boot, one
 without a change for `FORGET_SECONDS`, or one with a value that no rate has, is a new rate. Without the file, or if its
@@ -35,7 +35,7 @@ SLOTS, WAYS = 256, 8
 
 FORGET_SECONDS = 600.0
 STUCK_SECONDS = 2.0
-LAYOUT = 3
+LAYOUT = 4
 """Version of RECORD, and of the meaning of its fields: part of the file's name, as releases that run side by side on a
 node would misread the records of one another. The name of version 1 had none."""
 

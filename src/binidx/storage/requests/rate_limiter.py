@@ -1,7 +1,8 @@
 """Limiter of the requests of one process to one partition of a store: the line of requests that wait for the rate.
 
-    slow start     at most `window` requests in flight: FIRST_WINDOW, fewer in a fleet of many processes; more with each
-                   response, one fewer with each refusal, and twice as many after WIDEN_SECONDS with a response
+    start          of a node of a known fleet: requests wait for tickets, which responses return
+    slow start     at most `window` requests in flight: FIRST_WINDOW; more with each response, one fewer with each
+                   refusal, and twice as many after WIDEN_SECONDS with a response
     unlimited      every request is sent at once; SHARED_COUNT outcomes are counted, then shared
     limited        requests wait in a line, the oldest read first; they are sent by tickets of `RequestRate`
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from binidx.storage.requests.request_rate import LEAST, RequestRate
@@ -28,8 +29,8 @@ from binidx.storage.requests.request_schedule import Read
 Result = TypeVar("Result")
 
 FIRST_WINDOW, FLEET_WINDOW, FLEET_GROWTH = 16, 64, 0.25
-"""Requests that a process sends at first, those of all processes of a fleet, and by how many a response widens the
-window of a process of a fleet: with 1 a limit that all of them meet is exceeded by as much as was sent before."""
+"""Requests that a process sends at first, those of all nodes of a fleet, and by how many a response widens the window
+of a process of a fleet: with 1 a limit that all of them meet is exceeded by as much as was sent before."""
 
 FLEET_RATE = 200.0
 """Requests a second that all nodes of a fleet send at most if a store refuses some of their first requests."""
@@ -58,13 +59,13 @@ class FirstLimits:
     """Limits of a process for a partition that is new to it.
 
     Args:
-        window: requests in flight.
+        start: requests of its node in flight at first; inf: no bound beside the window.
         widening: by how many a response widens the window.
         rate: requests a second of its node once a store refuses some of the first ones.
         ceiling, doubling_seconds: rate at which the store begins to grow, as its prices say, for this node.
     """
 
-    window: int = FIRST_WINDOW
+    start: float = math.inf
     widening: float = 1.0
     rate: float = math.inf
     ceiling: float = math.inf
@@ -78,12 +79,13 @@ class FirstLimits:
         ceiling = max(ceiling / num_nodes, LEAST) if doubling_seconds < math.inf else math.inf
         if num_nodes == 1:
             return cls(ceiling=ceiling, doubling_seconds=doubling_seconds)
-        window = max(1, min(FIRST_WINDOW, FLEET_WINDOW // num_processes))
-        return cls(window, FLEET_GROWTH, max(FLEET_RATE / num_nodes, LEAST), ceiling, doubling_seconds)
+        start, rate = max(FLEET_WINDOW / num_nodes, 1.0), max(FLEET_RATE / num_nodes, LEAST)
+        return cls(start, FLEET_GROWTH, rate, ceiling, doubling_seconds)
 
     def new_rate(self) -> RequestRate:
         """Return the rate of a partition without one."""
-        return RequestRate(ceiling=self.ceiling, doubling_seconds=self.doubling_seconds, first_limit=self.rate)
+        clock = self.start if self.start < math.inf else 0.0
+        return RequestRate(math.inf, self.ceiling, self.doubling_seconds, self.rate, self.start, clock=clock)
 
 
 class SharedRates(Protocol):
@@ -132,15 +134,17 @@ class RateLimiter:
         self._name, self._first, self._rates, self._later, self._send = name, first, rates, later, send
         self._bucket = bucket
         self._line: list[tuple[int, int, Read]] = []
-        self._window, self._largest_window = float(min(first.window, largest_window)), largest_window
+        self._window, self._largest_window = float(min(FIRST_WINDOW, largest_window)), largest_window
         self._served, self._refused, self._shared_count = 0, 0, SHARED_COUNT
         if is_above:
             self._window, self._shared_count = math.inf, SHARED_COUNT_OF_BUCKET  # folders have windows of their own
+            self._first = first = replace(first, start=math.inf)
         self._has_answered = False
         self._ticket, self._num_tickets = 0.0, 0
         self._timer: Any = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
-        self._is_limited, self._evidence, self._refused_share = False, 0.0, 0.0
+        self._is_limited, self._has_tickets = False, first.start < math.inf
+        self._evidence, self._refused_share = 0.0, 0.0
         self.in_flight, self.answered_at = 0, -math.inf
 
     @property
@@ -152,12 +156,12 @@ class RateLimiter:
         """Return whether a request may be sent now; if not, it waits in the line."""
         if self._bucket is not None and self._bucket._is_limited and not self._is_limited:
             return self._bucket.admits(read, place)
-        if not self._is_limited and self.in_flight < self._window:
+        if not self._has_tickets and self.in_flight < self._window:
             self.in_flight += 1
             return True
         heapq.heappush(self._line, (read.number, place, read))
         if self._timer is None:
-            self._advance() if self._is_limited else self._wait_for_window()
+            self._advance() if self._has_tickets else self._wait_for_window()
         return False
 
     @property
@@ -179,7 +183,8 @@ class RateLimiter:
         counters = (self,) if self._bucket is None or self._is_limited else (self, self._bucket)
         for counter in counters:
             counter._served += 1
-            if counter._served >= counter._shared_count and not counter.is_throttling:
+            is_starting = counter._has_tickets and not counter._is_limited
+            if counter._served >= (1 if is_starting else counter._shared_count) and not counter.is_throttling:
                 counter._advance()
         self.note_end()
 
@@ -201,7 +206,7 @@ class RateLimiter:
         self._send_window()
 
     def _send_window(self) -> None:
-        while self._line and not self._is_limited and self.in_flight < self._window:
+        while self._line and not self._has_tickets and self.in_flight < self._window:
             self._send_oldest()
 
     def _send_oldest(self) -> None:
@@ -223,7 +228,7 @@ class RateLimiter:
         self._send_window()
         if not self._line:
             self._num_tickets = 0  # others may limit a forgotten rate anew, whose tickets begin with 0
-        if not (self._line and self._is_limited):
+        if not (self._line and self._has_tickets):
             self._counted_at = math.inf
         elif self._timer is None:
             self._timer = self._later(seconds, self._advance)
@@ -245,15 +250,17 @@ class RateLimiter:
         usual_share = self._bucket._refused_share if self._bucket is not None and self._bucket.is_limited else 0.0
         rate.note(now, self._served, self._refused, wall=wall, usual_share=usual_share)
         self._served = self._refused = 0
-        self._is_limited, self._evidence, self._refused_share = rate.is_limited, rate.evidence, rate.refused_share
+        self._is_limited, self._has_tickets = rate.is_limited, rate.has_tickets
+        self._evidence, self._refused_share = rate.evidence, rate.refused_share
         self.answered_at = max(self.answered_at, rate.answered_at)
-        if not rate.is_limited or self._ticket + self._num_tickets > rate.issued:
+        if not rate.has_tickets or self._ticket + self._num_tickets > rate.issued:
             self._num_tickets = 0
         num_due = 0
         self._count_waiting(rate, now)
-        while rate.is_limited and num_due < len(self._line):
+        while rate.has_tickets and num_due < len(self._line):
             if not self._num_tickets:
-                self._num_tickets = min(len(self._line) - num_due, max(1, math.ceil(rate.limit * CHUNK_SECONDS)))
+                chunk = math.ceil(rate.limit * CHUNK_SECONDS) if rate.is_limited else 1
+                self._num_tickets = min(len(self._line) - num_due, max(1, chunk))
                 self._ticket = rate.take(now, self._num_tickets)
             if (seconds := rate.seconds_until(self._ticket)) > 0:
                 return num_due, min(seconds, LONGEST_SLEEP)

@@ -1,9 +1,13 @@
 """Rate of requests to one partition of a store: a value, and its changes over time; no I/O and no clock.
 
+    start ── enough responses ──► unlimited
     unlimited ── many refusals ──► test at 0.9, then 0.45 x the goodput
         ▲                            │ fewer refusals at either             │ as many: they do not depend on the rate
         │                            ▼                                      ▼
         └── 30 s without waiting ── limited ── more than usual ──► test     indifferent: the rate before, for a minute
+
+**Start** of a node of a known fleet: each response returns its ticket and a third of one more, a refusal none. So few
+requests are in flight when the first refusals come, however many processes a node has.
 
 **Limited.** Of requests at x a second, as many are refused as of those of all other clients of the store. A limit grows
 by 1 / memory a second, and each refusal divides it by exp(1 / (usual(x) memory)); both cancel out at
@@ -63,6 +67,12 @@ AVERAGE_SECONDS, AVERAGE_COUNT = 1.0, 20.0
 SHORTEST_SECONDS = 0.1
 """Time that the first outcomes are assumed to have taken, at least."""
 
+START_GROWTH, START_END, START_LOST, START_EVIDENCE, START_LOOKS = 0.33, 128.0, 0.25, 16.0, 100.0
+"""Of the start of a node: requests by which a response widens it while none is refused (with 1, 20 nodes that share 220
+requests a second have sent 450 when the first refusals come), and in flight at its end; the part of the first limit at
+which tickets of requests without a response return; the evidence of a second after a refusal, as a limit that many
+nodes meet refuses few of each; and looks a second of a process that waits for a ticket."""
+
 BURST_SECONDS = 0.05
 """Unused time of a limited rate that may be made up for at once."""
 
@@ -112,6 +122,7 @@ class RequestRate:
         ceiling: rate above which it is limited even if nothing is refused; inf: none.
         doubling_seconds: time in which a ceiling that is used doubles; inf: never.
         first_limit: largest goodput that a test assumes at first: the part of a node in what a fleet sends.
+        start: requests of a starting node that may be in flight; inf: its start has ended.
         began: when the first outcome came; inf: none has.
         clock, issued: tickets that may be used, and that were issued.
         updated: time of the last change.
@@ -133,6 +144,7 @@ class RequestRate:
     ceiling: float = math.inf
     doubling_seconds: float = math.inf
     first_limit: float = math.inf
+    start: float = math.inf
     began: float = math.inf
     clock: float = 0.0
     issued: float = 0.0
@@ -179,7 +191,8 @@ class RequestRate:
             and (self.limited_at <= self.updated + 1 or self.limited_at == math.inf)
             and self.remembered_until <= self.updated + 1 + REMEMBERED_TIMES / _usual(LEAST)
             and self.doubling_seconds >= 1
-            and min(self.ceiling, self.first_limit) >= LEAST
+            and min(self.ceiling, self.first_limit, self.start) >= LEAST
+            and (self.start <= START_END or self.start == math.inf)
             and (self.began <= self.updated + 1 or self.began == math.inf)
             and all(0 <= count <= MAX_VALUE for count in counts)
             and all(time <= self.updated + 1 for time in past)
@@ -191,6 +204,11 @@ class RequestRate:
     @property
     def is_limited(self) -> bool:
         return self.limit < math.inf
+
+    @property
+    def has_tickets(self) -> bool:
+        """True if requests need tickets: of a limit, or of the start."""
+        return min(self.limit, self.start) < math.inf
 
     @property
     def goodput(self) -> float:
@@ -205,13 +223,13 @@ class RequestRate:
     def take(self, now: float, count: int) -> float:
         """Return the first of `count` new tickets, after `note` was called at the same time."""
         self.issued += count
-        if self.issued > self.clock:
+        if self.issued > self.clock and self.is_limited:
             self.waited_at = now
         return self.issued - count
 
     def seconds_until(self, ticket: float) -> float:
         """Return the seconds from the last change until a ticket may be used, if the limit stays; 0 or less: now."""
-        return (ticket + 1 - self.clock) / self.limit
+        return (ticket + 1 - self.clock) / (self.limit if self.is_limited else START_LOOKS)
 
     def note(
         self,
@@ -237,6 +255,8 @@ class RequestRate:
             self.clock = min(self.clock + self.limit * seconds * part, self.issued + burst)
             # Of a limit that fell: who holds a later ticket takes a new one.
             self.issued = min(self.issued, self.clock + LONGEST_WAIT_SECONDS * max(1.0, self.limit))
+        elif self.start < math.inf:
+            self._start(now, seconds, served)
         if self.test_from < math.inf:
             self._test(now, served, refused)
         else:
@@ -260,6 +280,15 @@ class RequestRate:
         self.refused = self.refused * fade + refused
         self.counted = self.counted * fade + period * (1 - fade)
 
+    def _start(self, now: float, seconds: float, served: int) -> None:
+        growth = 0.0 if self.evidence else START_GROWTH * served
+        self.evidence += START_EVIDENCE * seconds if self.evidence else 0.0
+        lost = START_LOST * self.first_limit * seconds if self.evidence or self.began == math.inf else 0.0
+        self.start += growth
+        self.clock = min(self.clock + served + growth + lost, self.issued + self.start)
+        if self.start >= START_END or (now > self.began + FIRST_SECONDS and not self.evidence):
+            self.start = math.inf
+
     def _is_indifferent(self, now: float) -> bool:
         return now < self.indifferent_until
 
@@ -273,22 +302,27 @@ class RequestRate:
         gained = refused * math.log(excess) - share * (served + refused) * (excess - 1)
         self.evidence = max(0.0, self.evidence + gained)
         enough = EVIDENCE if self.is_limited else EVIDENCE_AT_FIRST
-        return refused > 0 and self.evidence > enough and self.served >= SOME
+        return (refused > 0 or self.start < math.inf) and self.evidence > enough and self.served >= SOME
 
     def _begin_test(self, now: float) -> None:
         sent = (self.served + self.refused) / max(self.counted, SHORTEST_SECONDS)
         if now >= self.remembered_until or not self.is_limited:
             self.limit_before, self.sent_before = max(self.usual_limit, self.limit), sent
-        self._begin_limit()
-        self.known_served, self.known_refused = self.served, self.refused
         first = self.first_limit if now < self.began + FIRST_SECONDS else math.inf
+        is_first = now < self.began + FIRST_SECONDS and not self.is_limited
+        self._begin_limit()
+        self.known_served, self.known_refused = self.served, max(1.0, self.refused)
         self.test_goodput = max(min(self.goodput, first), LEAST)
         self.indifferent_until = min(self.indifferent_until, now)
         self._test_rate(now, 0)
+        if is_first:  # a burst of all nodes tells no share of refusals; two responses end this test
+            self.known_served = 0.0
+            rest = self.limit if first < math.inf else 0.0  # a second of it, in which the store recovers
+            self.clock = max(0.0, self.clock - rest)
 
     def _begin_limit(self) -> None:
         if not self.is_limited:
-            self.clock, self.limited_at = self.issued, math.inf
+            self.clock, self.limited_at, self.start = self.issued, math.inf, math.inf
 
     def _test_rate(self, now: float, number: int) -> None:
         self.test_number, self.test_from = number, now + SETTLE_SECONDS
