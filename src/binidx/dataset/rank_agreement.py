@@ -250,7 +250,7 @@ class Participant:
                     num_failures += 1
                     if num_failures == MAX_STORE_FAILURES:
                         raise
-            yield from Call(add, ("informed", self._num_entered))  # 0: interrupted before, and nobody waits for it
+            yield from Call(add, ("informed", self._num_entered))  # 0: interrupted before, so no rank waits for it
             yield from Call(self.store.set, (f"heartbeat/{self.rank}", LEFT))
             started, waited = (yield from Now()), 0.0
             while self.agreement.must_inform(self.rank, waited):
