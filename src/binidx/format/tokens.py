@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, cast, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -298,11 +298,12 @@ class SequencesInFiles(StoredTokens):
             IndexError: there is no such sequence.
             ValueError: the tokens leave the sequence, where Megatron reads into its neighbours.
         """
-        sequence = self._number(int(idx))
-        count = self.index.sequence_lengths.item(sequence) - offset if length is None else length
+        if not isinstance(idx, SupportsIndex):
+            raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
+        sequence = self._number(idx.__index__())
+        count = max(0, self.index.sequence_lengths.item(sequence) - offset) if length is None else length
         tokens = self.read([(sequence, offset, count)])[0]
-        modes = self.index.sequence_modes
-        return tokens if modes is None else cast(Any, (tokens, modes[sequence]))
+        return tokens if (modes := self.index.sequence_modes) is None else cast(Any, (tokens, modes[sequence]))
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)
