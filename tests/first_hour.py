@@ -118,7 +118,7 @@ def readme(user: Newcomer) -> None:
 
 def look_around(user: Newcomer) -> None:
     user.title("What is installed")
-    user.types("binidx --help | head -8", "usage: binidx COMMAND", "account")
+    user.types("binidx --help | head -8", "usage: binidx COMMAND", "preprocess")
     user.types("binidx", "usage: binidx COMMAND")
     user.types("python -m binidx --version", r"binidx \d+\.\d+")
     user.types("binidx preproces en.jsonl", "did you mean 'preprocess'", status=2)

@@ -146,8 +146,17 @@ def test_tokens_outside_the_sequence_are_a_value_error(dataset: IndexedDataset, 
 
 
 def test_an_offset_past_the_end_is_a_value_error(dataset: IndexedDataset) -> None:
-    with pytest.raises(ValueError, match="-1 tokens from 4 of sequence 0, which has 3"):
+    with pytest.raises(ValueError, match="0 tokens from 4 of sequence 0, which has 3"):
         dataset.get(0, 4)
+
+
+def test_an_index_that_is_no_number_and_a_prefix_that_is_no_path_are_named(dataset: IndexedDataset) -> None:
+    for key in ("0", 0.0, None, slice(2)):
+        with pytest.raises(TypeError, match=rf"five: index of type {type(key).__name__}, needed an integer or"):
+            dataset.get(key)
+    for prefix in (None, 3, ""):
+        with pytest.raises(ConfigError, match=f"^path_prefix: found {prefix!r}, needs a path or URI"):
+            IndexedDataset(prefix)
 
 
 def test_other_keys_are_refused_as_megatron_refuses_them(dataset: IndexedDataset) -> None:

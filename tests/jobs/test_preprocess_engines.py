@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -188,3 +189,10 @@ def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_an_address_that_ray_does_not_read_is_one_error() -> None:
     with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed a cluster, as HOST:6379$"):
         open_engine("ray:127.0.0.1").open()
+
+
+def test_a_ray_cluster_that_does_not_answer_is_an_error_before_ray_waits_for_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(UnreachableError, match=rf"^ray:{address}: .*refused; needed a cluster, as HOST:6379$"):
+        open_engine(f"ray:{address}").open()

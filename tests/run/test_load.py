@@ -215,6 +215,10 @@ def test_directories_of_the_node_are_used_named_in_the_code_and_those_of_the_pag
     assert f"{prefix}.idx" in cached(tmp_path / "index")
     with pytest.raises(ConfigError, match="cache_dir, index_dir: found both, need one"):
         binidx.load_dataset(prefix, 16, cache_dir=tmp_path, index_dir=tmp_path)
+    (tmp_path / "file").write_text("x")
+    for name in ("cache_dir", "index_dir"):
+        with pytest.raises(ConfigError, match=f"^{name}: found .*/file,.* needs a directory"):
+            binidx.load_dataset(prefix, 16, **{name: tmp_path / "file"})[0]
 
 
 def test_options_of_a_store_are_used_and_not_printed(folder: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +264,8 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
         ({"num_samples": "5"}, "^num_samples: found '5', needs a whole number of at least 1"),
         ({"num_samples": 0}, "^num_samples: found 0, needs a whole number of at least 1"),
         ({"path_to_cache": 5}, "^path_to_cache: found 5, needs a path or URI"),
+        ({"cache_dir": 5}, "^cache_dir: found 5, needs a path or URI"),
+        ({"sequence_length": True}, "^sequence_length: found True, needs a whole number"),
         ({"eod_mask_loss": "no"}, "^eod_mask_loss: found 'no', needs True or False"),
         ({"order": 5}, "^order: found 5, needs a kind"),
         (
@@ -289,6 +295,10 @@ def test_mistakes_are_answered_with_the_right_form(folder: Path) -> None:
     for count in (-1, None):
         with pytest.raises(ConfigError, match=f"num_workers: found {count}, needs a whole number of at least 0"):
             dataset.loader(8, num_workers=count)
+    with pytest.raises(IndexError, match=r"^sample 'a': out of range"):
+        dataset.show("a")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="location: found 3, needs a path or URI"):
+        binidx.save_run(dataset, 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="eod: found 'x', needs a whole number"):
         binidx.SpecialTokens(eod="x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="global_batch_size: found 0, needs a whole number from 1"):

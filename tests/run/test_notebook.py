@@ -45,11 +45,13 @@ def test_a_slice_or_a_list_of_numbers_is_a_list_of_samples(run: binidx.Run) -> N
         for wrong in ([len(dataset)], [-len(dataset) - 1]):
             with pytest.raises(IndexError):
                 dataset[wrong]
-        with pytest.raises(TypeError, match="truth values"):
+        with pytest.raises(TypeError, match=r"found truth values, needs numbers; numpy\.flatnonzero"):
             dataset[[True, False]]
+        with pytest.raises(TypeError, match="found .*'b'.*, needs whole numbers"):
+            dataset[[1, "b"]]
         with pytest.raises(TypeError, match=r"samples: found 1.5, needs a whole number"):
             dataset[1.5]
-        with pytest.raises(TypeError, match=r"found 'tokens', needs a number; dataset\[0\]\['tokens'\] is that"):
+        with pytest.raises(TypeError, match=r"found 'tokens', needs a whole number; dataset\[0\]\['tokens'\] is that"):
             dataset["tokens"]
 
 

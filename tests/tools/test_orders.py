@@ -299,13 +299,15 @@ def test_a_planned_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[
         (["plan", "{run}", "--train-iters", "-1"], "--train-iters: found -1, needs 0 or more"),
         (["plan", "{run}", "--nodes", "0"], "need numbers above 0"),
         (["explore", "{run}", "--html", "{run}/a.html"], "run.json: is a file, needed a folder; name another place"),
+        (["explore", "{run}", "--html", "{folder}"], "is a folder, needed the name of a file; name another place"),
         (["order", "{tokenizer}", "--to", "x"], "tokenizer.json: $: missing required field config"),
     ],
 )
 def test_a_wrong_call_says_what_it_needs(
     run_file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = {"run": run_file, "en": run_file.parent / "en", "tokenizer": run_file.parent / "tokenizer.json"}
+    folder = run_file.parent
+    names = {"run": run_file, "en": folder / "en", "tokenizer": folder / "tokenizer.json", "folder": folder}
     assert main([each.format(**names) for each in arguments]) == 2
     assert message.format(**names) in capsys.readouterr().err
 

@@ -27,6 +27,7 @@ from binidx.errors import ConfigError, redacted_text
 from binidx.index.blend import normalize
 from binidx.index.documents import as_array, split_range
 from binidx.order.order_options import parse_order
+from binidx.storage.location import Location
 
 Bookends = tuple[float, float]
 SplitMatrix = list[Bookends | None]
@@ -205,9 +206,7 @@ class BlendedMegatronDatasetConfig:
         for each in fields(self):
             if "bool" in str(each.type) and isinstance(value := getattr(self, each.name), str):
                 raise ConfigError(f"{each.name}: found {value!r}, needs True or False")
-        if not isinstance(self.path_to_cache, str | os.PathLike | None):
-            raise ConfigError(f"path_to_cache: found {self.path_to_cache!r}, needs a path or URI")
-        self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
+        self.path_to_cache = self.path_to_cache and Location.text_of("path_to_cache", self.path_to_cache)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, need at least 1")
         if self.sequence_length > MOST_TOKENS:
@@ -279,8 +278,9 @@ class BlendedMegatronDatasetConfig:
 
 
 def _whole_number(name: str, value: Any) -> int:
+    number: Any = None if isinstance(value, bool) else value
     try:
-        return operator.index(value)
+        return operator.index(number)
     except TypeError:
         raise ConfigError(f"{name}: found {value!r}, needs a whole number") from None
 

@@ -87,7 +87,7 @@ class IndexedDataset(SequencesInFiles):
         checked: CheckedIndex | None = None,
         listed: ListedPair | None = None,
     ) -> None:
-        self.path_prefix = as_prefix(os.fspath(path_prefix))
+        self.path_prefix = as_prefix(Location.text_of("path_prefix", path_prefix))
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
@@ -139,11 +139,7 @@ class IndexedDataset(SequencesInFiles):
             ValueError: the slice has a step.
             TypeError: `idx` is neither an integer nor a slice.
         """
-        if isinstance(idx, int | np.integer):
-            return self.get(idx)
-        if isinstance(idx, slice):
-            return self._get_slice(idx)
-        raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
+        return self._get_slice(idx) if isinstance(idx, slice) else self.get(idx)
 
     @cached_property
     def bin_reader(self) -> RangeReader:

@@ -12,6 +12,7 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 from __future__ import annotations
 
 import json
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -297,11 +298,14 @@ class SequencesInFiles(StoredTokens):
             IndexError: there is no such sequence.
             ValueError: the tokens leave the sequence, where Megatron reads into its neighbours.
         """
-        sequence = self._number(int(idx))
-        count = self.index.sequence_lengths.item(sequence) - offset if length is None else length
+        try:
+            sequence = self._number(operator.index(idx))
+        except TypeError:
+            problem = f"index of type {type(idx).__name__}, needed an integer or a slice"
+            raise TypeError(f"{self.path_prefix}: {problem}") from None
+        count = max(0, self.index.sequence_lengths.item(sequence) - offset) if length is None else length
         tokens = self.read([(sequence, offset, count)])[0]
-        modes = self.index.sequence_modes
-        return tokens if modes is None else cast(Any, (tokens, modes[sequence]))
+        return tokens if (modes := self.index.sequence_modes) is None else cast(Any, (tokens, modes[sequence]))
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)

@@ -28,6 +28,7 @@ import multiprocessing
 import operator
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -53,7 +54,7 @@ CLOSE_SECONDS = 10.0
 """Longest time for closing the client of a cluster."""
 
 CONNECT_SECONDS = 5
-"""Timeout of the connection to a Dask scheduler."""
+"""Timeout of the connection to a Dask scheduler, and to the head of a Ray cluster."""
 
 GRACE_SECONDS = 5.0
 """Time for a worker to finish its writes after the driver has ended."""
@@ -118,25 +119,26 @@ class RayExecutor(Executor):
     def __init__(self, address: str, count: int, needs: TaskNeeds) -> None:
         self._needs, self._reserved = needs, dict[str, Any]()
         self._ray = _import("ray", "ray")
+        address = address or os.environ.get("RAY_ADDRESS", "")
         self._cluster = f"ray:{address}" if address else "ray"
         self._run = self._ray.remote(max_retries=0)(own_function())  # the driver counts the attempts
         self._asked = dict[str, Any]()
         self._connected = not self._ray.is_initialized()
-        place: dict[str, Any] = {"num_cpus": count, "include_dashboard": False}
-        if address or "RAY_ADDRESS" in os.environ:
-            place = {"address": address or None}
+        place: dict[str, Any] = {"address": address} if address else {"num_cpus": count, "include_dashboard": False}
         if self._connected:
             sys.stdout.flush()
             self._stdout = os.dup(1)
             os.dup2(2, 1)
             try:
+                host, colon, port = address.rpartition("/")[2].rpartition(":")
+                if colon:  # else Ray tries for more than a minute, without a word
+                    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
                 self._ray.init(**place, log_to_driver=False, logging_level="WARNING")
             except Exception as error:
                 self._restore_stdout()
                 if not isinstance(error, (ValueError, OSError)):
                     raise
-                named = f"ray:{address}" if address else "RAY_ADDRESS"
-                raise errors.UnreachableError(f"{named}: {error}; needed a cluster, as HOST:6379") from error
+                raise errors.UnreachableError(f"{self._cluster}: {error}; needed a cluster, as HOST:6379") from error
 
     def count_workers(self) -> int:
         """Return the number of tasks that the cluster holds now; raise WorkerError if a node has another binidx."""

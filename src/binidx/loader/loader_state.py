@@ -24,11 +24,7 @@ from typing import Any
 
 from binidx.dataset.served import find_order_option, get_stored_order, identify_order
 from binidx.errors import ConfigError
-from binidx.loader.dataset_protocols import (
-    compare_releases,
-    digest_tokens,
-    find_megatron_samples,
-)
+from binidx.loader.dataset_protocols import compare_releases, digest_tokens, find_megatron_samples
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler, check_consumed_samples
 from binidx.order.view import describe_place, find_read, without_view
 

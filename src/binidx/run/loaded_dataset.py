@@ -116,7 +116,7 @@ def load_dataset(
         given = os.fspath(tokenizer)
         tokenizer = describe_tokenizer(given)
     places = {"cache_dir": cache_dir, "index_dir": index_dir}
-    if places := {name: os.fspath(place) for name, place in places.items() if place is not None}:
+    if places := {name: place and Location.text_of(name, place) for name, place in places.items() if place is not None}:
         if len(places) == 2:
             raise ConfigError("cache_dir, index_dir: found both, need one: a disk cache holds the index files, too")
         stored = options.get("storage_options") or {}

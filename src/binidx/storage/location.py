@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import xxhash
 
-from binidx.errors import redacted
+from binidx.errors import ConfigError, redacted
 from binidx.forks import cached_property
 from binidx.storage.interfaces import FileVersion
 from binidx.storage.settings import ReadSettings
@@ -62,7 +62,14 @@ class Location:
             where: URI or path; or a location, whose own options hold.
             storage_options: fsspec options for a URI.
         """
-        return where if isinstance(where, Location) else cls(os.fspath(where), storage_options)
+        return where if isinstance(where, Location) else cls(cls.text_of("location", where), storage_options)
+
+    @staticmethod
+    def text_of(name: str, value: Any) -> str:
+        """Return a path or URI as text; raise ConfigError if it is empty, or is none, by the name of its argument."""
+        if isinstance(value, str | os.PathLike) and (text := os.fspath(value)):
+            return str(text)
+        raise ConfigError(f"{name}: found {value!r}, needs a path or URI")
 
     @cached_property
     def local_path(self) -> str | None:

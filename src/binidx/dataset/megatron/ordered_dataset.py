@@ -235,13 +235,15 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     """
     if isinstance(idx, slice):
         return range(size)[idx]
-    if isinstance(idx, float):
-        raise TypeError(f"samples: found {idx!r}, needs a whole number")
-    if isinstance(idx, str):
-        raise TypeError(f"samples: found {idx!r}, needs a number; dataset[0][{idx!r}] is that of a sample")
+    if isinstance(idx, float | str):
+        way = f"; dataset[0][{idx!r}] is that of a sample" if isinstance(idx, str) else ""
+        raise TypeError(f"samples: found {idx!r}, needs a whole number{way}")
     if any(isinstance(number, bool | np.bool_) for number in idx):
         raise TypeError("samples: found truth values, needs numbers; numpy.flatnonzero makes them of a mask")
-    return [range(size)[number] for number in idx]
+    try:
+        return [range(size)[number] for number in idx]
+    except TypeError:
+        raise TypeError(f"samples: found {idx!r}, needs whole numbers") from None
 
 
 UNPICKLED = ("_samples", "_assemble", "build_context", "request")

@@ -34,15 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.text.rows import (
-    BLANK,
-    BOM,
-    LINE_END,
-    NotADocument,
-    ParsedRows,
-    check_texts,
-    describe_type,
-)
+from binidx.prepare.text.rows import BLANK, BOM, LINE_END, NotADocument, ParsedRows, check_texts, describe_type
 from binidx.prepare.text.slices import ReadRequest
 
 Bytes = bytes | memoryview

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -177,8 +177,8 @@ def show_sample(dataset: Any, idx: int, tokenizer: str | None = None) -> ShownSa
     """
     dataset = DatasetView.unwrap(dataset)
     check_traceable(dataset, "show")
-    if not -len(dataset) <= idx < len(dataset):
-        raise IndexError(f"sample {idx}: out of range (there are {len(dataset)})")
+    if not isinstance(idx, SupportsIndex) or not -len(dataset) <= idx < len(dataset):
+        raise IndexError(f"sample {idx!r}: out of range (there are {len(dataset)})")
     traced, number = OrderReads(dataset.order), range(len(dataset))[idx]
     reads, tokens = traced.trace(np.array([number])), traced.read_text(np.array([number]))[0].tolist()
     source = dataset.order.sources[int(reads.source[0])]

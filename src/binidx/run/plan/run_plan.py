@@ -32,13 +32,7 @@ from binidx.run.plan.forecast import (
     source_costs,
     total_costs,
 )
-from binidx.run.plan.inventory import (
-    BlendInventory,
-    IndexInventory,
-    RunInventory,
-    order_changes,
-    take_inventory,
-)
+from binidx.run.plan.inventory import BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
 from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.location import Location

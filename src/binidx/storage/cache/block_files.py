@@ -232,7 +232,9 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def directory_of_index(settings: ReadSettings) -> str | None:
-    """Return the directory of index files; None if there is none."""
+    """Return the directory of index files, None if there is none; raise ConfigError if it is a file."""
+    if settings.index_dir and os.path.isfile(settings.index_dir):
+        raise ConfigError(f"index_dir: found {settings.index_dir}, a file; needs a directory")
     return None if settings.index_dir == "" else settings.index_dir or _default_directory(os.getuid())
 
 
@@ -244,7 +246,7 @@ def place_of_cache(settings: ReadSettings) -> tuple[str | None, int | None]:
     """Return the directory of the disk cache, None if there is none, and the limit of its bytes.
 
     Raises:
-        ConfigError: it is to be in memory, and this user can have no private directory there.
+        ConfigError: it is a URI or a file; or it is to be in memory, and this user can have no private directory there.
     """
     directory, limit = settings.cache_dir, settings.cache_bytes
     if directory == MEMORY:
@@ -255,7 +257,7 @@ def place_of_cache(settings: ReadSettings) -> tuple[str | None, int | None]:
             raise ConfigError(f"cache_dir: found 'memory', {private}: {error.strerror}; name a directory") from error
         system = os.statvfs(private)
         return os.path.join(private, "cache"), system.f_blocks * system.f_frsize // 2 if limit is None else limit
-    if directory is not None and "://" in directory:
+    if directory is not None and ("://" in directory or os.path.isfile(directory)):
         raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
     return directory, limit
 

@@ -112,6 +112,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
                 return AccessError(f"{folder}: is a file, needed a folder; name another place")
             if folder == error.filename:  # of os.makedirs, as in /proc
                 return AccessError(f"{folder}: no folder can be made there; name another place")
+    if isinstance(error, IsADirectoryError):
+        return AccessError(f"{uri}: is a folder, needed the name of a file; name another place")
     if isinstance(error, FileNotFoundError):
         cause = hidden_cause(error)
         if "bucket does not exist" in str(error):
