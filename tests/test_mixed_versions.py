@@ -9,6 +9,10 @@ from pathlib import Path
 import mixed_versions
 import pytest
 
+from binidx.errors import ObjectExistsError
+from binidx.jobs.job_folder import JobFolder
+from binidx.storage.location import Location
+
 
 def test_the_page_of_promises_has_each_kind_of_file_once() -> None:
     page = (Path(__file__).parents[1] / "docs/reference/versions.md").read_text()
@@ -16,6 +20,15 @@ def test_the_page_of_promises_has_each_kind_of_file_once() -> None:
     named = [row.split(" | ")[0].removeprefix("| ") for row in rows]
     listed = ", ".join(named).replace("cache: usage, locks", "cache: usage and locks").split(", ")
     assert sorted(listed) == sorted(kind.replace(", ", " and ") for kind in mixed_versions.KINDS)
+
+
+def test_a_bake_that_another_version_has_begun_is_refused_by_an_expected_error(tmp_path: Path) -> None:
+    folder = Location.of(tmp_path)
+    JobFolder(folder, {"options": 1}).claim()
+    (tmp_path / "part.json").touch()
+    with pytest.raises(ObjectExistsError) as raised:
+        JobFolder(folder, {"options": 2}).claim()
+    assert mixed_versions.has_refused({"error": str(raised.value)}, mixed_versions.AT_ONCE["bake"])
 
 
 @pytest.mark.slow

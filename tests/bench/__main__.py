@@ -60,6 +60,7 @@ ON_REQUEST = (
     "read_plan",
     "short_documents",
     "rates",
+    "engines",
 )
 
 
