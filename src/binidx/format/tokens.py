@@ -298,7 +298,7 @@ class SequencesInFiles(StoredTokens):
             IndexError: there is no such sequence.
             ValueError: the tokens leave the sequence, where Megatron reads into its neighbours.
         """
-        if not isinstance(idx, SupportsIndex):
+        if not isinstance(idx, int | np.integer | SupportsIndex):  # the last takes a microsecond
             raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
         sequence = self._number(idx.__index__())
         count = max(0, self.index.sequence_lengths.item(sequence) - offset) if length is None else length

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,7 +238,7 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     if isinstance(idx, float | str):
         way = f"; dataset[0][{idx!r}] is that of a sample" if isinstance(idx, str) else ""
         raise TypeError(f"samples: found {idx!r}, needs a whole number{way}")
-    if odd := [each for each in idx if isinstance(each, bool | np.bool_) or not isinstance(each, SupportsIndex)]:
+    if odd := [each for each in idx if isinstance(each, bool | np.bool_ | float | str | None)]:
         raise TypeError(f"samples: found {odd[0]!r} among them, needs numbers; numpy.flatnonzero makes them of a mask")
     return [range(size)[number] for number in idx]
 
