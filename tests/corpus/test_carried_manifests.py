@@ -98,7 +98,7 @@ def test_what_the_sources_agree_on_travels_and_no_count_of_theirs(
     assert new["job"] == {name: value for name, value in first["job"].items() if name not in left}
     of_sources = [manifest(source)["dataset"] for source in sources]
     counts = {name: sum(each[name] for each in of_sources) for name in ("documents", "sequences", "tokens")}
-    assert new == {"binidx_manifest": 1, "job": new["job"], "dataset": counts}
+    assert new == {"binidx_manifest": 1, "version": binidx.__version__, "job": new["job"], "dataset": counts}
     assert verify_dataset(f"{tmp_path}/all").manifest
     assert ".manifest.json: lacks min_tokens, as the manifests of the sources differ in" in caplog.text
 

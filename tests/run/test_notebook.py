@@ -45,9 +45,9 @@ def test_a_slice_or_a_list_of_numbers_is_a_list_of_samples(run: binidx.Run) -> N
         for wrong in ([len(dataset)], [-len(dataset) - 1]):
             with pytest.raises(IndexError):
                 dataset[wrong]
-        with pytest.raises(TypeError, match=r"found truth values, needs numbers; numpy\.flatnonzero"):
+        with pytest.raises(TypeError, match=r"found True among them, needs numbers; numpy\.flatnonzero"):
             dataset[[True, False]]
-        with pytest.raises(TypeError, match=r"found .*'b'.*, needs whole numbers"):
+        with pytest.raises(TypeError, match="found 'b' among them, needs numbers"):
             dataset[[1, "b"]]
         with pytest.raises(TypeError, match=r"samples: found 1.5, needs a whole number"):
             dataset[1.5]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+import binidx
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, redacted, warn_once
 from binidx.forks import cached_property
 from binidx.format.bin_file import BinWriter
@@ -356,7 +357,8 @@ class DatasetTarget:
     def write_manifest(self, counts: Mapping[str, Any]) -> None:
         """Write the manifest, if there is one, with these counts; the one of a complete dataset stays."""
         if self.manifest and not (self.is_complete and object_exists(self.prefix + MANIFEST)):
-            write_object(self.prefix + MANIFEST, [MANIFEST_FILE.encode({**self.manifest, "dataset": counts}, indent=1)])
+            content = {"version": binidx.__version__, **self.manifest, "dataset": counts}
+            write_object(self.prefix + MANIFEST, [MANIFEST_FILE.encode(content, indent=1)])
 
     def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
         """Raise ObjectExistsError if the dataset exists with other counts, which saves a long comparison.

@@ -12,12 +12,11 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 from __future__ import annotations
 
 import json
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, cast, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -298,11 +297,9 @@ class SequencesInFiles(StoredTokens):
             IndexError: there is no such sequence.
             ValueError: the tokens leave the sequence, where Megatron reads into its neighbours.
         """
-        try:
-            sequence = self._number(operator.index(idx))
-        except TypeError:
-            problem = f"index of type {type(idx).__name__}, needed an integer or a slice"
-            raise TypeError(f"{self.path_prefix}: {problem}") from None
+        if not isinstance(idx, int | np.integer | SupportsIndex):  # the last takes a microsecond
+            raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
+        sequence = self._number(idx.__index__())
         count = max(0, self.index.sequence_lengths.item(sequence) - offset) if length is None else length
         tokens = self.read([(sequence, offset, count)])[0]
         return tokens if (modes := self.index.sequence_modes) is None else cast(Any, (tokens, modes[sequence]))

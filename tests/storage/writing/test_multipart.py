@@ -111,7 +111,7 @@ def test_pausing_after_a_failed_publish_closes_no_descriptor_of_another(tmp_path
     parts = open_parts(Location.of(str(target)), 3)
     parts.write(1, (0, 3), b"abc")
     target.mkdir()
-    with pytest.raises(StorageError, match=f"^{target}: IsADirectoryError"):
+    with pytest.raises(StorageError, match=f"^{target}: is a folder, needed the name of a file"):
         parts.publish({})
     with open(os.devnull, "rb") as of_another:
         parts.pause()

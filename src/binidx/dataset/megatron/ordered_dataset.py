@@ -238,12 +238,9 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     if isinstance(idx, float | str):
         way = f"; dataset[0][{idx!r}] is that of a sample" if isinstance(idx, str) else ""
         raise TypeError(f"samples: found {idx!r}, needs a whole number{way}")
-    if any(isinstance(number, bool | np.bool_) for number in idx):
-        raise TypeError("samples: found truth values, needs numbers; numpy.flatnonzero makes them of a mask")
-    try:
-        return [range(size)[number] for number in idx]
-    except TypeError:
-        raise TypeError(f"samples: found {idx!r}, needs whole numbers") from None
+    if odd := [each for each in idx if isinstance(each, bool | np.bool_ | float | str | None)]:
+        raise TypeError(f"samples: found {odd[0]!r} among them, needs numbers; numpy.flatnonzero makes them of a mask")
+    return [range(size)[number] for number in idx]
 
 
 UNPICKLED = ("_samples", "_assemble", "build_context", "request")
