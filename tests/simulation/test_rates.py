@@ -103,13 +103,6 @@ def test_nodes_that_all_stand_still_for_five_seconds_send_no_more_than_before(be
     assert num_sent[1] <= num_sent[0] <= 1.25 * num_served[0]
 
 
-def test_a_few_nodes_learn_from_a_first_burst_no_share_of_refusals() -> None:
-    """Two of four took the refusals of their first seconds for random ones; all sent three times the limit then."""
-    fleet = Fleet(World(1), Store(40.0), 4, 2, steps=Steps(num_ranges=8))
-    fleet.world.run(60.0)
-    assert fleet.sent <= 1.3 * fleet.served
-
-
 @pytest.mark.parametrize("is_known", [False, True], ids=["nodes do not know their number", "nodes know it"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_blip_of_a_second_costs_a_fleet_that_is_far_below_its_limit_little(share: float, is_known: bool) -> None:
