@@ -211,6 +211,7 @@ class SimulatedQuotaFiles:
 
     def __init__(self, process: CacheProcess) -> None:
         self.process, self.disk, self.world = process, process.disk, process.cache_world
+        self.excess: dict[str, float] = {}  # thread -> bytes that it is still to remove, by its own count
 
     def read(self) -> tuple[Usage, float]:
         return self.disk.record, 1e9 + self.world.world.now
@@ -257,7 +258,8 @@ class SimulatedQuotaFiles:
                 usage = change(sum(block.num_bytes for block in blocks), 1e9 + self.world.world.now)
                 self.disk.record, self.sizes = usage, {block.path: block.num_bytes for block in blocks}
                 excess = usage.used - (self.world.limit or 0)
-                self.excess = excess + (self.world.limit or 0) // 16 if excess > 0 else 0
+                goal = excess + (self.world.limit or 0) // 16 if excess > 0 else 0
+                self.excess[self.caller] = goal
                 self.disk.slack = max(self.disk.slack, self.world.coming_of_others(process))
                 return blocks, usage
             finally:
@@ -286,7 +288,7 @@ class SimulatedQuotaFiles:
     def remove(self, path: str) -> Steps[bool]:
         if path in self.disk.files:
             self.world.check_removal(self.process, path)
-        if self.excess <= 0 and self.world.limit is not None:
+        if self.excess.get(self.caller, 0) <= 0 and self.world.limit is not None:
             self.world.violations.append(f"{path} is evicted, and enough is free")
         yield Sleep(0.002 * self.disk.slowness)
         file = self.disk.files.get(path)
@@ -296,7 +298,7 @@ class SimulatedQuotaFiles:
                 return False
             self.world.counts["removed"] += 1
             del self.disk.files[path]
-        self.excess -= self.sizes[path]
+        self.excess[self.caller] -= self.sizes[path]
         return True
 
     def release(self) -> None:
@@ -312,8 +314,11 @@ class SimulatedQuotaFiles:
     counted: frozenset[str] | set[str] = frozenset()
     sizes: Mapping[str, int]
     """Bytes of the counted blocks."""
-    excess = 0
-    """Bytes that an eviction is still to remove."""
+
+    @property
+    def caller(self) -> str:
+        """Name of the thread that calls the running steps."""
+        return self.process.task_name.rpartition(" ")[0]
 
     def _lock(self, name: str, seconds: float) -> Steps[bool]:
         """Wait for a lock of one thread of one process, at most for some seconds."""

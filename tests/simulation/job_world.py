@@ -479,6 +479,7 @@ class Command:
         is_final = isinstance(error, errors.FormatError | errors.ObjectExistsError) or (
             isinstance(error, errors.WorkerError | errors.StorageError) and is_bad and world.now > FAULTS_SECONDS
         )
+        is_final = is_final and "no response" not in str(error)  # of a request that was sent among faults
         if error is not None and not is_final:
             latest = FAULTS_SECONDS + NO_WORKER_SECONDS + LOST_SECONDS + POLL_SECONDS
             assert world.now < latest, f"{self.name}: {error!r}"
@@ -588,7 +589,9 @@ class JobWorld(World):
                 if command.kind == "own" and "BrokenExecutor" in str(command.outcome):
                     continue  # the caller's pool was broken by another part
                 kind = {"kill": errors.WorkerError, "transient": errors.StorageError}.get("".join(fates))
-                assert isinstance(command.outcome, kind or errors.FormatError), repr(command.outcome)
+                bad = any("permanent" in part.fate for part in command.job.parts)  # parts of the replaced job, too
+                is_right = isinstance(command.outcome, kind or errors.FormatError)
+                assert is_right or (bad and isinstance(command.outcome, errors.FormatError)), repr(command.outcome)
 
     def record_of(self, part: SimulatedPart) -> str:
         """Return the URI of a part's record."""

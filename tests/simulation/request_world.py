@@ -403,6 +403,7 @@ class RequestWorld:
             assert not schedule.reads, [(read.uri, read.sent) for read in schedule.reads]
             assert not schedule.in_flight
             assert schedule.wake_at == math.inf
+            assert process.num_logged >= process.num_responses, "a response was not logged"
             assert not any(limiter.in_flight for limiter in process.limiters.values())
         assert all(read.num_ends == 1 for read in self.reads)
 

@@ -6,7 +6,15 @@ import pytest
 from simulation.build_world import BuildWorld, Fault, Left, Setting
 from simulation.elsewhere import printed_elsewhere
 
-from binidx.index.cache.lease import BUILDING, DEAD_SECONDS, FAILED, NO_LEASE, UNPUBLISHED, LeaseWait
+from binidx.index.cache.lease import (
+    BUILDING,
+    DEAD_SECONDS,
+    FAILED,
+    NO_LEASE,
+    UNPUBLISHED,
+    LeaseWait,
+    poll_pause_seconds,
+)
 
 WORLDS, CHUNK = 200, 25
 
@@ -140,3 +148,11 @@ def test_a_released_lease_is_acquired_if_the_arrays_are_still_missing() -> None:
     wait.polled(NO_LEASE, 5.0)
     assert wait.must_load
     assert wait.next_step() == "acquire"
+
+
+def test_polls_of_a_lease_pause_a_fifth_of_a_second_at_first_and_a_hundredth_on_a_disk() -> None:
+    assert poll_pause_seconds(0.0, 1) == 0.2
+    assert poll_pause_seconds(0.0, 1, remote=False) == 0.01
+    assert poll_pause_seconds(8.0, 1) == 1.0
+    assert poll_pause_seconds(80.0, 1) == 2.0
+    assert poll_pause_seconds(1e6, 1_000) == 30.0

@@ -103,13 +103,6 @@ def test_nodes_that_all_stand_still_for_five_seconds_send_no_more_than_before(be
     assert num_sent[1] <= num_sent[0] <= 1.25 * num_served[0]
 
 
-def test_a_few_nodes_learn_from_a_first_burst_no_share_of_refusals() -> None:
-    """Two of four took the refusals of their first seconds for random ones; all sent three times the limit then."""
-    fleet = Fleet(World(1), Store(40.0), 4, 2, steps=Steps(num_ranges=8))
-    fleet.world.run(60.0)
-    assert fleet.sent <= 1.3 * fleet.served
-
-
 @pytest.mark.parametrize("is_known", [False, True], ids=["nodes do not know their number", "nodes know it"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_blip_of_a_second_costs_a_fleet_that_is_far_below_its_limit_little(share: float, is_known: bool) -> None:
@@ -120,6 +113,7 @@ def test_a_blip_of_a_second_costs_a_fleet_that_is_far_below_its_limit_little(sha
     served = fleet.served
     world.run(61.0)
     assert fleet.served - served >= 0.8 * num_nodes * 50 * 20
+    assert all(node.rates.by_partition["*"].served > 0 for node in fleet.nodes), "their bucket counts responses, too"
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
@@ -145,6 +139,21 @@ def test_nodes_of_a_store_with_a_ceiling_send_no_more_and_double_it_in_its_time(
     sent = fleet.sent
     world.run(140.0)
     assert 40 * 10 * 2 <= fleet.sent - sent <= 40 * 10 * 2 ** (140 / 60) * 1.1
+
+
+def test_a_test_begins_without_outcomes_of_before() -> None:
+    rate = RequestRate()
+    rate.note(1.0, served=10, refused=20)
+    assert rate.test_from < math.inf
+    assert (rate.served, rate.refused, rate.counted, rate.evidence) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_rate_whose_tickets_are_not_due_yet_is_one_that_requests_wait_for() -> None:
+    rate = RequestRate(limit=1.0)
+    rate.note(1.0)
+    rate.take(1.0, 5)
+    rate.note(2.0)
+    assert rate.waited_at == 2.0
 
 
 def test_a_limit_ages_from_its_first_refusal_on() -> None:

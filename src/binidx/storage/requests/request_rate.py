@@ -309,16 +309,14 @@ class RequestRate:
         if now >= self.remembered_until or not self.is_limited:
             self.limit_before, self.sent_before = max(self.usual_limit, self.limit), sent
         first = self.first_limit if now < self.began + FIRST_SECONDS else math.inf
-        is_first = now < self.began + FIRST_SECONDS and not self.is_limited
+        is_first = first < math.inf and not self.is_limited
         self._begin_limit()
         self.known_served, self.known_refused = self.served, max(1.0, self.refused)
         self.test_goodput = max(min(self.goodput, first), LEAST)
         self.indifferent_until = min(self.indifferent_until, now)
         self._test_rate(now, 0)
-        if is_first:  # a burst of all nodes tells no share of refusals; two responses end this test
-            self.known_served = 0.0
-            rest = self.limit if first < math.inf else 0.0  # a second of it, in which the store recovers
-            self.clock = max(0.0, self.clock - rest)
+        if is_first:  # the burst of a fleet tells little: two responses end the test, and the store recovers before
+            self.known_served, self.clock = 0.0, max(0.0, self.clock - SETTLE_SECONDS * self.limit)
 
     def _begin_limit(self) -> None:
         if not self.is_limited:
