@@ -479,7 +479,7 @@ class Command:
         is_final = isinstance(error, errors.FormatError | errors.ObjectExistsError) or (
             isinstance(error, errors.WorkerError | errors.StorageError) and is_bad and world.now > FAULTS_SECONDS
         )
-        is_final = is_final and "no response" not in str(error)  # of a request that was sent among faults
+        is_final = is_final and not got_no_response(error)
         if error is not None and not is_final:
             latest = FAULTS_SECONDS + NO_WORKER_SECONDS + LOST_SECONDS + POLL_SECONDS
             assert world.now < latest, f"{self.name}: {error!r}"
@@ -584,7 +584,7 @@ class JobWorld(World):
                 assert self.scene == "another", command.outcome
             elif command.outcome not in ("finished", "given up"):
                 assert fates or any("permanent" in part.fate for part in command.job.parts), repr(command.outcome)
-                if command.outcome == "parts of others are missing":
+                if command.outcome == "parts of others are missing" or got_no_response(command.outcome):
                     continue
                 if command.kind == "own" and "BrokenExecutor" in str(command.outcome):
                     continue  # the caller's pool was broken by another part
@@ -684,6 +684,11 @@ class JobWorld(World):
 
     def _end_faults(self) -> None:
         self.objects.lost_share = self.objects.slow_share = 0.0
+
+
+def got_no_response(error: object) -> bool:
+    """Return whether an error is that of a request among faults, which got no response; then its command may end."""
+    return isinstance(error, errors.StorageError) and any(text in str(error) for text in ("no response", "is lost"))
 
 
 def play(seed: int) -> JobWorld:

@@ -370,8 +370,9 @@ class Trainer:
         held = sum(self.store.num_bytes(batch) for own in [*others, group] for batch in own.batches)
         most = max(map(self.store.num_bytes, itertools.chain.from_iterable(own.batches for own in [*others, group])))
         known = max(self.largest, 1)
-        allowed = max(self.budget_bytes, MIN_WINDOW * known) * max(1.0, most / known)
-        assert num_batches <= self.fixed if self.fixed is not None else held <= allowed or num_batches == 1, "budget"
+        allowed = max(self.budget_bytes, MIN_WINDOW * known) * max(known, most)  # known times as many
+        is_within = held * known <= allowed or num_batches == 1
+        assert num_batches <= self.fixed if self.fixed is not None else is_within, "budget"
         assert group.pause == 0.0 or all(own.is_read for own in others), "a pause while the trainer may wait"
 
     def check(self) -> None:
