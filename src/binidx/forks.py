@@ -69,9 +69,8 @@ else:
 
 def opening(instance: Any) -> AbstractContextManager[object]:
     """Return the lock of an instance, in this process, for what it opens at the first use."""
-    lock: ProcessLock = vars(instance).setdefault(
-        "_opening", ProcessLock()
-    )  # one step, so two threads get the same one
+    # One step, so two threads get the same one.
+    lock: ProcessLock = vars(instance).setdefault("_opening", ProcessLock())
     return lock()
 
 

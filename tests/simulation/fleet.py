@@ -226,8 +226,7 @@ class Fleet:
         pause: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
         self.world, self.store, self.demand, self.steps, self.pause = world, store, demand, steps, pause
-        size = num_nodes * num_processes, num_nodes
-        self.first = FirstLimits.of_fleet(*size, *ceiling) if is_known and num_nodes > 1 else FirstLimits()
+        self.first = FirstLimits.of_fleet(num_nodes, *ceiling) if is_known and num_nodes > 1 else FirstLimits()
         self.nodes = [Node(f"node {number}", Rates(world)) for number in range(num_nodes)]
         folders = [*map(str, range(num_folders))]
         self.processes = [

@@ -77,7 +77,7 @@ def test_a_fleet_whose_store_has_no_limit_soon_sends_as_many_requests_as_it_has(
 
 
 def test_a_start_goes_on_though_its_first_requests_end_without_a_response() -> None:
-    rate = FirstLimits.of_fleet(160, 20).new_rate()
+    rate = FirstLimits.of_fleet(20).new_rate()
     ticket = rate.take(0.0, 3)
     assert rate.seconds_until(ticket + 2) <= 0
     ticket = rate.take(0.0, 1)
@@ -180,7 +180,7 @@ def test_refusals_that_are_gone_while_all_nodes_send_less_depend_on_the_rate() -
 
 @pytest.mark.parametrize("num_nodes", [1, 40, 100_000])
 def test_the_first_rate_of_a_fleet_of_any_size_is_possible(num_nodes: int) -> None:
-    first = FirstLimits.of_fleet(8 * num_nodes, num_nodes, ceiling=3_500.0, doubling_seconds=1_200.0)
+    first = FirstLimits.of_fleet(num_nodes, ceiling=3_500.0, doubling_seconds=1_200.0)
     assert first.new_rate().is_possible()
 
 

@@ -132,7 +132,7 @@ class RayExecutor(Executor):
             try:
                 host, colon, port = address.rpartition("/")[2].rpartition(":")
                 if colon:  # else Ray tries for more than a minute, without a word
-                    socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+                    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
                 self._ray.init(**place, log_to_driver=False, logging_level="WARNING")
             except Exception as error:
                 self._restore_stdout()

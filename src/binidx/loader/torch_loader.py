@@ -459,7 +459,8 @@ class Batches(Iterator[Any]):
             if isinstance(batch, WorkerBatch):
                 batch = batch.unpack(pin=self._pin)
         except StopIteration:
-            (self._close or bool)()
+            if self._close is not None:
+                self._close()
             raise
         finally:
             del WAITS[self]

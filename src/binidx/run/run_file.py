@@ -31,7 +31,7 @@ from binidx.html_table import format_html_table
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
-from binidx.run.run_kind import describes_packed, read_run_file
+from binidx.run.run_kind import ANY_RUN, describes_packed, read_run_file
 from binidx.run.saved_tokenizer import SavedTokenizer
 from binidx.run.schedule import BatchSchedule, Rampup, divide_phases, parse_thresholds
 from binidx.storage.location import Location
@@ -381,7 +381,7 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigError: it is no JSON object, or a field is missing, invalid, or unknown and may change the samples.
     """
-    values = RUN_FILE.parse(text, "")
+    values = ANY_RUN.parse(text, "")
     if describes_packed(values):
         raise ConfigError(
             "a run over packed files; trace, where, account and order take it, and binidx.packed.load_packed_run"

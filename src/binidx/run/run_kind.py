@@ -15,11 +15,10 @@ ANY_RUN = JsonFile[Any](Any, error=ConfigError, hint="needs the file of a run, w
 
 
 def read_run_file(file: Location) -> bytes:
-    """Return the bytes of a run's file; raise ConfigError if it is a dataset, one of its files, or no JSON."""
+    """Return the bytes of a run's file; raise ConfigError if it is a dataset or one of its files."""
     try:
         if as_prefix(file.uri) in (file.uri, file.uri.rstrip("/")):
-            ANY_RUN.parse(data := read_document(ANY_RUN, file), file.uri)
-            return data
+            return read_document(ANY_RUN, file)
     except (AccessError, UnreachableError):
         raise
     except StorageError:

@@ -72,10 +72,8 @@ class FirstLimits:
     doubling_seconds: float = math.inf
 
     @classmethod
-    def of_fleet(
-        cls, num_processes: int, num_nodes: int, ceiling: float = math.inf, doubling_seconds: float = math.inf
-    ) -> FirstLimits:
-        """Divide the limits of a fleet over its processes and nodes; (1, 1): their number is not known."""
+    def of_fleet(cls, num_nodes: int, ceiling: float = math.inf, doubling_seconds: float = math.inf) -> FirstLimits:
+        """Divide the limits of a fleet over its nodes; 1: their number is not known."""
         ceiling = max(ceiling / num_nodes, LEAST) if doubling_seconds < math.inf else math.inf
         if num_nodes == 1:
             return cls(ceiling=ceiling, doubling_seconds=doubling_seconds)

@@ -127,7 +127,7 @@ class Scheduler:
     def _open_limiter(self, location: Location) -> RateLimiter:
         """Return the limiter of an object's folder, which is made after that of its bucket."""
         prices, names = location.store.prices(), location.partitions
-        first = FirstLimits.of_fleet(*fleet_size(), prices.reads_per_second, prices.doubling_seconds)
+        first = FirstLimits.of_fleet(fleet_size()[1], prices.reads_per_second, prices.doubling_seconds)
         above: RateLimiter | None = None
         for name in reversed(names):
             if name not in self.limiters:
