@@ -81,13 +81,13 @@ def convert(arguments: argparse.Namespace) -> None:
     if len(set(targets)) < len(targets):
         needed = "datasets of different names" if folder else "a folder, such as FOLDER/"
         raise ConfigError(f"--to: found {arguments.target} for {len(targets)} datasets, needs {needed}")
-    texts, values = [], []
+    texts, copies = [], []
     for source, place in zip(arguments.sources, targets, strict=True):
         done = convert_dataset(source, place, **options, way=way, workers=chosen_workers(arguments))
         sums = f"\n  its checksums are in {place}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
         texts.append(describe(done) + sums)
-        values.append(done.to_json())
-    print_result(values[0] if len(values) == 1 else {"datasets": values}, "\n".join(texts), arguments)
+        copies.append(done)
+    print_result(copies[0] if len(copies) == 1 else {"datasets": copies}, "\n".join(texts), arguments)
 
 
 def level(text: str) -> int:

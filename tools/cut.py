@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import argparse
 
-from ._command import Command, add_subcommands, print_result, run_subcommand
+from ._command import Command, add_subcommands, print_result
 from ._display import counts, human_seconds
 from ._options import add_dataset, add_target, add_writing, chosen, seed, writing
 
@@ -65,7 +65,7 @@ def cut(arguments: argparse.Namespace) -> None:
         + counts(documents=share.num_documents, sequences=share.num_sequences, tokens=share.num_tokens)
         for share in done.shares
     ]
-    print_result(done.to_json(), "\n".join(lines), arguments)
+    print_result(done, "\n".join(lines), arguments)
 
 
-main = Command("cut", __doc__, add_options, run_subcommand, "interrupted; nothing partial was written", progress=True)
+main = Command("cut", __doc__, add_options, None, "interrupted; nothing partial was written", progress=True)

@@ -57,7 +57,7 @@ def export_tokens(arguments: argparse.Namespace) -> None:
     names = ("format", "source", "target", "eod", "source_options", "target_options", "watch")
     done = export_dataset(**chosen(arguments, *names))
     text = f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype}; read back and equal"
-    print_result(done.to_json(), f"{', '.join(done.files)}: {text}", arguments)
+    print_result(done, f"{', '.join(done.files)}: {text}", arguments)
 
 
 def export_packed(arguments: argparse.Namespace) -> None:

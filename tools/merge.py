@@ -70,7 +70,7 @@ def merge(arguments: argparse.Namespace) -> None:
     if done.dropped_sums:
         lines.append("  checksums were neither compared nor carried along: binidx verify each source,")
         lines.append(f"  then binidx convert {done.target} --to {done.target} --checksums")
-    print_result(done.to_json(), "\n".join(lines), arguments)
+    print_result(done, "\n".join(lines), arguments)
 
 
 def list_datasets(arguments: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def list_datasets(arguments: argparse.Namespace) -> None:
     options = {"storage_options": arguments.source_options, **chosen(arguments, "overwrite", "watch")}
     done = merge_virtually(arguments.sources, arguments.target, **options)
     held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
-    print_result(done.to_json(), f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
+    print_result(done, f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
 
 
 main = Command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

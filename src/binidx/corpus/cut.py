@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
 from binidx.corpus.random_numbers import uniform_hash
-from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.index_columns import IndexColumns
@@ -52,7 +52,7 @@ class CutOutput:
 
 
 @dataclass(frozen=True)
-class CutResult(JsonResult):
+class CutResult:
     """Result of a cut: the number of documents of the source, and the written datasets."""
 
     source: str

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.token_parts import DatasetPart, PinnedDataset, plan_documents, plan_ranges
-from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
@@ -43,7 +43,7 @@ DAMAGE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
-class Verification(JsonResult):
+class Verification:
     """Result of a verification that found no error.
 
     Attributes:

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,7 @@ HASH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class JsonResult:
-    """Base of the results that the commands of this package return."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as one JSON object."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class CombinedCounts(JsonResult):
+class CombinedCounts:
     """Counts of a dataset that was made of several."""
 
     target: str

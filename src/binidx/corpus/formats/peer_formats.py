@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.formats import flat_tokens, folders
 from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
-from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
+from binidx.corpus.whole_dataset import DatasetTarget, Options
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
@@ -86,7 +86,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class ImportResult(JsonResult):
+class ImportResult:
     """Counts of an import or an export.
 
     Attributes:

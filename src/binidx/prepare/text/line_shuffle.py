@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.random_numbers import shuffle_keys
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle
-from binidx.corpus.whole_dataset import JsonResult, Options
+from binidx.corpus.whole_dataset import Options
 from binidx.errors import ConfigError, FormatError
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.prepare.text.inputs import find_inputs
@@ -46,7 +46,7 @@ NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
-class ShuffledLines(JsonResult):
+class ShuffledLines:
     """Report of a finished `shuffle_lines`; the lines themselves are in the object `target`.
 
     Attributes:
