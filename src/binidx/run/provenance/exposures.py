@@ -16,7 +16,7 @@ are mapped, and about 2 us for each sample with a token of one of the documents.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -48,12 +48,6 @@ PAIRS = 1 << 21
 
 EXPOSURE_STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
 """Columns of `Exposures` that are steps."""
-
-COUNTED = (
-    *("samples", "samples_whole", "samples_part", "samples_trained", "times_started", "tokens"),
-    *EXPOSURE_STEPS,
-)
-"""Columns of `Exposures` that are counted."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -147,7 +141,7 @@ def count_exposures(
             for (name, rows), own in zip(ranges.items(), places.values(), strict=True)
             for first, stop in cut((own.start, own.stop), part_ranges)
         ]
-        columns = {name: np.empty(bounds[-1], np.int64) for name in COUNTED}
+        columns = {field.name: np.empty(bounds[-1], np.int64) for field in fields(Exposures)[3:]}  # besides the range
 
         def fill(part: RangesPart, counted: dict[str, Numbers]) -> None:
             for name, values in counted.items():
