@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from binidx.errors import ConfigError
 
 from ._command import RESUMES, Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import add_dataset, add_stores, add_target, add_workers, chosen, chosen_workers
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def describe(done: ConvertResult) -> str:
         made = f"{counts(parts=done.parts_sent)} made, {done.parts_kept:,} existed"
         left = counts(parts=done.parts_missing)
         return f"{done.target}: {made}; {left} left to other shards, the last of which finishes"
-    counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    counted = counts_of_dataset(done)
     held = f"  {counted}, {human_bytes(done.source_bytes)}"
     if done.target_bytes != done.source_bytes:
         held += f", at the target {human_bytes(done.target_bytes)}"

@@ -24,11 +24,10 @@ import binidx
 
 from ._command import Command, print_result
 from ._display import counts
-from ._options import add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
+from ._options import WORKERS, add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
 from .import_tokens import FORMATS, eod_of_packed
 
-OF_WORKERS = ("engine", "workers", "shard", "task_memory", "task_resources")
-OF_PACKED = ("chunk_size", "name", "add_separator", *OF_WORKERS, "overwrite")
+OF_PACKED = ("chunk_size", "name", "add_separator", *WORKERS, "overwrite")
 
 
 def add_options(options: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ import argparse
 from binidx.errors import ConfigError
 
 from ._command import Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import add_dataset, add_target, add_writing, chosen, writing
 
 HOW = {
@@ -63,7 +63,7 @@ def merge(arguments: argparse.Namespace) -> None:
     done = merge_datasets(arguments.sources, arguments.target, **writing(arguments))
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",
-        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
+        f"  {counts_of_dataset(done)}",
         f"  {human_bytes(done.bin_bytes)} {HOW[done.how]}, {human_bytes(done.moved_bytes)} through this process",
         f"  {human_seconds(done.seconds)}",
     ]
@@ -81,7 +81,7 @@ def list_datasets(arguments: argparse.Namespace) -> None:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     options = {"storage_options": arguments.source_options, **chosen(arguments, "overwrite", "watch")}
     done = merge_virtually(arguments.sources, arguments.target, **options)
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    held = counts_of_dataset(done)
     print_result(done, f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
 
 

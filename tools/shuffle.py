@@ -36,7 +36,7 @@ from binidx.errors import ConfigError
 
 from . import _options
 from ._command import Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import DATASET, add_target, add_workers, add_writing, chosen, chosen_workers, num_bytes, seed, writing
 
 
@@ -66,7 +66,7 @@ def shuffle(arguments: argparse.Namespace) -> None:
         text = f"{done.target}: {counts(tasks=done.parts_missing)} left to other shards; give the same command again"
         print_result(done, text, arguments)
         return
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    held = counts_of_dataset(done)
     lineage = "with" if done.lineage else "no"
     how = f"{counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
     text = f"{done.target}: {counts(datasets=done.num_sources)}\n  {held}\n  {how}"
