@@ -23,10 +23,11 @@ import numpy as np
 
 from binidx.errors import ObjectNotFoundError, redacted
 from binidx.storage.cache.block_files import ENTRY_BYTES, CachedContent, read_meta, remove_unlocked
+from binidx.storage.cache.cached_object import recount
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
+from binidx.storage.cache.eviction import BlockFile, evict
 from binidx.storage.cache.memory import chunks_of, runs_of
-from binidx.storage.cache.quota_files import QuotaDirectory, block_files, blocks_of, object_directories
+from binidx.storage.cache.quota_files import block_files, blocks_of, object_directories
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.steps import run
@@ -149,7 +150,7 @@ def prune(
         excess = sum(block.num_bytes for block in left) - limit
         done.count(run(evict(left, excess, remove_unlocked)))
     with contextlib.suppress(OSError):
-        run(CacheQuota(QuotaDirectory(directory), limit).recount())
+        recount(directory)
     return done
 
 
