@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from binidx.errors import CancelledReadError, StorageError
+from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
+from binidx.storage.requests.scheduler import retried
+from binidx.storage.stores.driver_errors import HTTPStatusError
 
 
 def test_a_scope_is_that_of_its_block_only() -> None:
@@ -66,3 +70,24 @@ def test_another_thread_enters_the_same_scope() -> None:
         thread.start()
         thread.join()
     assert found == [None, scope]
+
+
+def test_a_cancelled_scope_ends_the_pause_between_two_tries() -> None:
+    """Without that, the second try would follow after Retry-After, and succeed."""
+
+    def request() -> None:
+        if not is_asked.is_set():
+            is_asked.set()
+            raise HTTPStatusError(503, "out", {"retry-after": "60"})
+
+    def read() -> None:
+        with cancellable(scope):
+            retried(Location("memory://pauses/k"), request)
+
+    is_asked, scope = threading.Event(), Scope()
+    with ThreadPoolExecutor(1) as thread:
+        ending = thread.submit(read)
+        is_asked.wait()
+        scope.cancel()
+        with pytest.raises(CancelledReadError):
+            ending.result()

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from queue import Empty, SimpleQueue
 
 from binidx.errors import CancelledReadError
 
@@ -38,6 +39,17 @@ class Scope:
     def check(self) -> None:
         if self.cancelled:
             raise self.error()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; another thread's `cancel` ends that at once.
+
+        Raises:
+            CancelledReadError: the scope was cancelled.
+        """
+        ended = SimpleQueue[None]()  # unlike an Event, it may be put into by a signal handler of this very thread
+        with self.watched_by(lambda: ended.put(None)), contextlib.suppress(Empty):
+            ended.get(timeout=seconds)
+        self.check()
 
     def error(self) -> CancelledReadError:
         """Return the error of reads in a cancelled scope."""

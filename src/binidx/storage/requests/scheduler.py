@@ -247,7 +247,12 @@ def pause(num_failures: int) -> float:
 
 
 def retried(
-    location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
+    location: Location,
+    request: Callable[[], Result],
+    settings: ReadSettings | None = None,
+    *,
+    opening: bool = False,
+    sleep: Callable[[float], object] | None = None,
 ) -> Result:
     """Call `request` until it succeeds, with pauses in this thread after transient failures; return its result.
 
@@ -258,18 +263,23 @@ def retried(
         opening: True if the request may be the first to a store, which may not exist. As long as the store has sent no
             good response to this process, the fourth transient failure without an HTTP status is then final. If False,
             such failures are retried within the time limits.
+        sleep: waits for some seconds between two tries, or raises an error, which ends them; None: `time.sleep`, or
+            `Scope.pause` of the caller's scope.
 
     Raises:
+        CancelledReadError: the scope of the caller was cancelled between two tries.
         BinidxError: the failure is not transient, or the tries or the time are used up. After more than one try, the
             message lists the tries.
     """
-    store, settings = location.place, settings or location.settings
+    store, settings, scope = location.place, settings or location.settings, current_scope()
+    sleep = sleep or (scope.pause if scope else time.sleep)
     history = History(time.monotonic(), opening=opening and store not in STORE_TIMES.answered)
     while True:
         try:
             response = request()
         except Exception as error:
-            failure, wait, now = failure_of(error), pause(len(history.failures) + 1), time.monotonic()
+            failure, now = failure_of(error), time.monotonic()
+            wait = max(pause(len(history.failures) + 1), failure.retry_after)
             history.note(failure, now)
             left = history.began + settings.deadline_seconds - now
             if failure.is_outage:
@@ -280,4 +290,4 @@ def retried(
         else:
             STORE_TIMES.answered[store] = time.monotonic()
             return response
-        time.sleep(wait)
+        sleep(wait)
