@@ -24,7 +24,6 @@ from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.scheduler import retried
 from binidx.storage.steps import Call as Call
 from binidx.storage.steps import Effect as Effect
 from binidx.storage.steps import Now as Now
@@ -199,15 +198,14 @@ class ReadObject(Effect["bytes | None"]):
     """Return the bytes of a small object; None if there is none.
 
     Args:
-        patient: whether a request that fails in passing is sent again.
+        patient: whether it outlasts outages; False: for shells with deadlines of their own.
     """
 
     location: Location
-    patient: bool = False
+    patient: bool = True
 
     def perform(self) -> bytes | None:
-        read = functools.partial(read_small, self.location)
-        return retried(self.location, read) if self.patient else read()
+        return read_small(self.location, patient=self.patient)
 
 
 @dataclass(frozen=True)
@@ -216,14 +214,16 @@ class PutIfAbsent(Effect[bool]):
 
     Args:
         durable: whether it is synced on a disk; else a lost node may lose it.
+        patient: as of `ReadObject`.
     """
 
     location: Location
     data: bytes
     durable: bool = False
+    patient: bool = True
 
     def perform(self) -> bool:
-        return put_if_absent(self.location, self.data, durable=self.durable)
+        return put_if_absent(self.location, self.data, durable=self.durable, patient=self.patient)
 
 
 @dataclass(frozen=True)
@@ -231,25 +231,31 @@ class WriteObject(Effect[None]):
     """Write or replace an object, at once.
 
     Args:
-        durable: as of `PutIfAbsent`.
+        durable, patient: as of `PutIfAbsent`.
     """
 
     location: Location
     data: bytes
     durable: bool = False
+    patient: bool = True
 
     def perform(self) -> None:
-        write_object(self.location, [self.data], durable=self.durable)
+        write_object(self.location, [self.data], durable=self.durable, patient=self.patient)
 
 
 @dataclass(frozen=True)
 class DeleteObject(Effect[None]):
-    """Delete an object, if there is one."""
+    """Delete an object, if there is one.
+
+    Args:
+        patient: as of `ReadObject`.
+    """
 
     location: Location
+    patient: bool = True
 
     def perform(self) -> None:
-        delete_object(self.location)
+        delete_object(self.location, patient=self.patient)
 
 
 @dataclass(frozen=True)

@@ -246,6 +246,16 @@ def pause(num_failures: int) -> float:
     return random.uniform(0.0, longest_pause(num_failures))
 
 
+def send_blocking(location: Location, request: Callable[[], Result], *, patient: bool) -> Result:
+    """Return the result of a request of a small object, which may be the first one to its store.
+
+    Args:
+        patient: whether it is sent again as in `retried`; if not, its driver alone may do so: for callers that have
+            deadlines of their own.
+    """
+    return retried(location, request, opening=True) if patient else request()
+
+
 def retried(
     location: Location,
     request: Callable[[], Result],
