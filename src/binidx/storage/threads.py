@@ -127,7 +127,7 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
 
 
 def map_in_flight(
-    function: Callable[[Item], Result], items: Iterable[Item], count: int
+    function: Callable[[Item], Result], items: Iterable[Item], count: int, stop: Callable[[], object] = lambda: None
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for all items, in order, computed in `count` threads at most `count` items ahead.
 
@@ -135,6 +135,7 @@ def map_in_flight(
 
     Args:
         count: threads, and most results that wait to be taken.
+        stop: called before the threads are waited for if they may be at work although no more results are taken.
     """
     pending: deque[Future[Result]] = deque()
     pool = READS.executor(count)
@@ -145,6 +146,9 @@ def map_in_flight(
             pending.append(pool.submit(function, item))
         while pending:
             yield pending.popleft().result()
+    except BaseException:
+        stop()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from binidx.storage.effects import run
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.stores.driver_errors import HTTPStatusError
-from binidx.storage.writing.publish import delete_object, put_if_absent, write_object
+from binidx.storage.writing.publish import create_object, delete_object, put_if_absent, send_object, write_object
+from binidx.storage.writing.staging import ONE_PUT
 
 OBJECT = Location("outages://bucket/object")
 
@@ -26,7 +28,8 @@ OBJECT = Location("outages://bucket/object")
 class OutageStore(PutOnlyStore):
     """Store whose first requests are answered 503; it loses the responses to the first PUTs if `loses`."""
 
-    num_tries, num_failures, loses = 0, 0, False
+    num_tries, num_failures, num_aborts, loses, refused_part = 0, 0, 0, False, 0
+    is_waiting = threading.Event()
     objects: dict[str, bytes]
 
     def _fail(self) -> None:
@@ -56,10 +59,38 @@ class OutageStore(PutOnlyStore):
             raise FileNotFoundError(uri)
 
 
+class OutageUpload:
+    """Upload whose part 1 is refused once part 2 waits, and whose other parts fail in an outage of an hour."""
+
+    token = "upload"
+
+    def write(self, part: int, data: Sequence[memoryview]) -> str:
+        if part == OutageStore.refused_part:
+            OutageStore.is_waiting.wait()
+            raise PermissionError("refused")
+        OutageStore.num_tries += 1
+        OutageStore.is_waiting.set()
+        raise HTTPStatusError(503, "out", {"retry-after": "3600"})
+
+    def abort(self) -> None:
+        OutageStore.num_aborts += 1
+
+    arrived = copy = complete = abort
+
+
+class MultipartOutageStore(OutageStore):
+    min_part, max_parts, copied_part = 1 << 20, 10_000, 1 << 30
+
+    def upload(self, uri: str, token: str = "") -> OutageUpload:
+        return OutageUpload()
+
+
 @pytest.fixture(autouse=True)
 def store() -> Iterator[type[OutageStore]]:
     OutageStore.num_tries, OutageStore.num_failures, OutageStore.loses, OutageStore.objects = 0, 3, False, {}
-    with registered_store("outages", OutageStore):
+    OutageStore.num_aborts, OutageStore.refused_part = 0, 0
+    OutageStore.is_waiting.clear()
+    with registered_store("outages", OutageStore), registered_store("uploads", MultipartOutageStore):
         yield OutageStore
 
 
@@ -122,3 +153,27 @@ def test_losses_are_left_to_the_next_file_at_once(store: type[OutageStore]) -> N
     store.num_failures = 0
     recorder.close()
     assert len(store.objects) == 1
+
+
+UPLOADED = Location("uploads://bucket/object", {"default_block_size": 1 << 20, "binidx": {"outage_seconds": 60}})
+"""An interrupt that waits for the end of the patience sees a second try."""
+
+
+def test_an_interrupt_ends_a_stream_whose_part_waits_for_the_end_of_an_outage(store: type[OutageStore]) -> None:
+    def write() -> None:
+        with create_object(UPLOADED) as out:
+            out.write(bytes(1 << 20))
+            out.write(bytes(1 << 19))
+            store.is_waiting.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert (store.num_tries, store.num_aborts) == (1, 1)
+
+
+def test_a_part_that_is_refused_ends_those_that_wait_for_the_end_of_an_outage(store: type[OutageStore]) -> None:
+    store.refused_part = 1
+    with pytest.raises(StorageError, match="object: "):
+        send_object(UPLOADED, memoryview(bytes(ONE_PUT + 1)))
+    assert (store.num_tries, store.num_aborts) == (1, 1)

@@ -196,7 +196,8 @@ def _send_parts(location: Location, max_parts: int, data: memoryview) -> str:
         return parts.write(part, (start, stop), data[start:stop])
 
     try:
-        with contextlib.closing(map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT)) as tags:
+        sending = map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT, parts.abandon)
+        with contextlib.closing(sending) as tags:
             return parts.publish(dict(enumerate(tags, 1)))
     except BaseException:
         parts.abandon()
