@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from binidx import errors
-from binidx.jobs.engines import TaskNeeds, open_engine
+from binidx.jobs.engines import TaskNeeds, ThreadExecutor, open_engine
 from binidx.jobs.job_folder import JobFolder, JobPart, PartResults
 from binidx.jobs.progress import Unit
 from binidx.jobs.runner import TaskRunner
@@ -151,7 +151,7 @@ class Workers:
         if (executor := self.executor) is not None:
             return JobEngine(lambda: executor, lambda _: count, owned=False)
         if self.engine is None:
-            return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
+            return JobEngine(lambda: ThreadExecutor(count), lambda _: count)
         return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data, needs=needs)
 
 
