@@ -47,6 +47,16 @@ def test_watchers_hear_of_it_while_they_watch() -> None:
     assert sorted(heard) == ["one", "two"]
 
 
+def test_an_error_of_a_watcher_is_not_lost() -> None:
+    def watcher() -> None:
+        raise KeyError("of the watcher")
+
+    scope = Scope()
+    with scope.watched_by(watcher), pytest.raises(KeyError, match="of the watcher"):
+        scope.cancel()
+    scope.cancel()
+
+
 def test_a_scope_ends_with_the_one_around_it_and_not_the_other_way() -> None:
     with cancellable() as outer:
         with cancellable() as first:

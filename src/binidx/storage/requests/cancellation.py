@@ -33,8 +33,11 @@ class Scope:
         self.cancelled = True
         while self._watchers:
             # No lock: each dict operation is one step, and a watcher that is added meanwhile checks `cancelled`.
-            with contextlib.suppress(KeyError):
-                self._watchers.popitem()[1]()
+            try:
+                _, watcher = self._watchers.popitem()
+            except KeyError:
+                return
+            watcher()
 
     def check(self) -> None:
         if self.cancelled:
