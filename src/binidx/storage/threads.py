@@ -131,6 +131,8 @@ def map_in_flight(
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for all items, in order, computed in `count` threads at most `count` items ahead.
 
+    Each call has a copy of this thread's context, so that its cancellation scope holds there too.
+
     Close the generator: until then threads may use the items, which must stay open.
 
     Args:
@@ -143,7 +145,7 @@ def map_in_flight(
         for item in items:
             if len(pending) == count:
                 yield pending.popleft().result()
-            pending.append(pool.submit(function, item))
+            pending.append(pool.submit(contextvars.copy_context().run, function, item))
         while pending:
             yield pending.popleft().result()
     except BaseException:

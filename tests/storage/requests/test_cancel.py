@@ -12,6 +12,7 @@ from binidx.storage.location import Location
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
 from binidx.storage.requests.scheduler import retried
 from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.threads import map_in_flight
 
 
 def test_a_scope_is_that_of_its_block_only() -> None:
@@ -101,3 +102,25 @@ def test_a_cancelled_scope_ends_the_pause_between_two_tries() -> None:
         scope.cancel()
         with pytest.raises(CancelledReadError):
             ending.result()
+
+
+def test_work_in_flight_is_in_the_scope_of_its_caller() -> None:
+    with cancellable() as scope:
+        assert [*map_in_flight(lambda item: current_scope(), range(3), 2)] == [scope] * 3
+
+
+def test_work_in_flight_is_stopped_before_it_is_waited_for() -> None:
+    """Without that, the other call would go on after a minute."""
+
+    def work(item: int) -> None:
+        if item == 0:
+            is_begun.wait()
+            raise ValueError("refused")
+        is_begun.set()
+        scope.pause(60)
+        ended.append(item)
+
+    is_begun, ended = threading.Event(), list[int]()
+    with cancellable() as scope, pytest.raises(ValueError, match="refused"):
+        [*map_in_flight(work, range(2), 2, scope.cancel)]
+    assert ended == []
