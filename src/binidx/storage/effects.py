@@ -266,7 +266,7 @@ class ListObjects(Effect["list[Location]"]):
 
     def perform(self) -> list[Location]:
         with contextlib.suppress(ObjectNotFoundError):
-            return [Location(uri, self.folder.options) for uri in list_matches(self.folder + "/")]
+            return [self.folder.beside(uri) for uri in list_matches(self.folder + "/")]
         return []
 
 

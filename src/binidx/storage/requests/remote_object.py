@@ -243,7 +243,7 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
     pages_each = most_pages // len(stretches)
 
     def list_stretch(first: str, stop: str) -> dict[str, ObjectInfo] | None:
-        start = Location(root + first, locations[0].options)
+        start = locations[0].beside(root + first)
         listed: dict[str, ObjectInfo] = {}
         token = ""
         for _ in range(pages_each):
