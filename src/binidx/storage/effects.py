@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from binidx.errors import ObjectNotFoundError, StorageError
+from binidx.storage.cache.block_files import remove_unlocked
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
@@ -272,7 +273,10 @@ class ListObjects(Effect["list[Location]"]):
 
 @dataclass(frozen=True)
 class RemoveFolder(Effect[None]):
-    """Remove a folder of a disk, and what killed writers left in it, unless it holds something else."""
+    """Remove a folder of a disk, and what killed writers left in it, unless it holds something else.
+
+    Staging files of living writers, such as another call of the same job, are locked: they stay, and the folder, too.
+    """
 
     folder: Location
 
@@ -280,7 +284,7 @@ class RemoveFolder(Effect[None]):
         if (path := self.folder.local_path) is not None:
             with contextlib.suppress(OSError):
                 for staging in Path(path).glob("*.tmp"):
-                    staging.unlink()
+                    remove_unlocked(str(staging))
                 os.rmdir(path)
 
 
