@@ -123,6 +123,11 @@ class Workers:
         if self.shard is not None:
             raise errors.ConfigError("shard: a count needs the results of all parts; name an engine instead")
 
+    def check_records(self, records: object) -> None:
+        """Raise ConfigError if there is a shard, and no folder for its findings."""
+        if records is None and self.shard is not None:
+            raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
+
     def check_overwrite(self, overwrite: bool) -> None:
         """Raise ConfigError if a shard is to overwrite the target."""
         if overwrite and self.shard is not None:
