@@ -303,12 +303,7 @@ class ThreadExecutor(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a task in a scope of this executor: other calls in this process have others."""
-
-        def call() -> Any:
-            with cancellable(self._scope):
-                return function(*args, **kwargs)
-
-        return super().submit(call)
+        return super().submit(cancellable(self._scope)(function), *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Shut down; with `cancel_futures`, running tasks are stopped, too: at `check_stop`, or while they read."""

@@ -11,6 +11,7 @@ import pytest
 
 from binidx.errors import ShortReadError, StorageError, UnreachableError
 from binidx.storage.location import Location
+from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.requests.request_schedule import LARGEST_BUDGET, LATE_TIMES, HedgeTimer
 from binidx.storage.requests.retries import (
     FEW_TRIES,
@@ -149,8 +150,13 @@ def test_requests_of_a_thread_pause_for_as_long_as_retry_after_demands() -> None
             raise HTTPStatusError(429, "slow down", {"retry-after": "5"})
         return "done"
 
+    class Pauses(Scope):
+        def pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
     pauses, settings = list[float](), ReadSettings(outage_seconds=480.0)
-    assert retried(Location("memory://retry-after/k"), request, settings, sleep=pauses.append) == "done"
+    with cancellable(Pauses()):
+        assert retried(Location("memory://retry-after/k"), request, settings) == "done"
     assert pauses == [5.0, 5.0, 5.0]
 
 

@@ -257,12 +257,7 @@ def send_blocking(location: Location, request: Callable[[], Result], *, patient:
 
 
 def retried(
-    location: Location,
-    request: Callable[[], Result],
-    settings: ReadSettings | None = None,
-    *,
-    opening: bool = False,
-    sleep: Callable[[float], object] | None = None,
+    location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
 ) -> Result:
     """Call `request` until it succeeds, with pauses in this thread after transient failures; return its result.
 
@@ -273,8 +268,6 @@ def retried(
         opening: True if the request may be the first to a store, which may not exist. As long as the store has sent no
             good response to this process, the fourth transient failure without an HTTP status is then final. If False,
             such failures are retried within the time limits.
-        sleep: waits for some seconds between two tries, or raises an error, which ends them; None: `time.sleep`, or
-            `Scope.pause` of the caller's scope.
 
     Raises:
         CancelledReadError: the scope of the caller was cancelled between two tries.
@@ -282,7 +275,6 @@ def retried(
             message lists the tries.
     """
     store, settings, scope = location.place, settings or location.settings, current_scope()
-    sleep = sleep or (scope.pause if scope else time.sleep)
     history = History(time.monotonic(), opening=opening and store not in STORE_TIMES.answered)
     while True:
         try:
@@ -300,4 +292,4 @@ def retried(
         else:
             STORE_TIMES.answered[store] = time.monotonic()
             return response
-        sleep(wait)
+        scope.pause(wait) if scope else time.sleep(wait)

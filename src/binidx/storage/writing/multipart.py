@@ -150,13 +150,8 @@ class PartUpload:
                 self._upload.abort()
 
     def _retried(self, request: Callable[[], Result], *, opening: bool = False) -> Result:
-        with storage_errors(self._location.uri):
-            return retried(self._location, request, opening=opening, sleep=self._pause)
-
-    def _pause(self, seconds: float) -> None:
-        """Sleep until this upload is abandoned, or the scope of the caller cancelled."""
-        with cancellable(self._scope):
-            self._scope.pause(seconds)
+        with storage_errors(self._location.uri), cancellable(self._scope):
+            return retried(self._location, request, opening=opening)
 
 
 class LocalParts:

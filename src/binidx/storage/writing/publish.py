@@ -29,11 +29,12 @@ from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.multipart import PartUpload, cut_views
-from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable, put_whole
+from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable
 
 ATTEMPTS = 5
 PARTS_IN_FLIGHT = 8
 Hook = Callable[[], object] | None
+Pieces = Iterable[Bytes]
 Staged = TypeVar("Staged", bound=StagingFile | StagingUpload)
 
 
@@ -62,12 +63,7 @@ def create_object(
 
 
 def write_object(
-    location: Location,
-    pieces: Iterable[Bytes],
-    *,
-    before_publish: Hook = None,
-    durable: bool = True,
-    patient: bool = True,
+    location: Location, pieces: Pieces, *, before_publish: Hook = None, durable: bool = True, patient: bool = True
 ) -> None:
     """Do `create_object` and write the given pieces, one after the other.
 
@@ -253,9 +249,14 @@ def _link_file(file: StagingFile, path: str) -> bool:
 
 
 def _put(location: Location, data: bytes, patient: bool) -> bool:
-    with storage_errors(location.uri):
+    store = open_writable(location)
+
+    def put() -> bool:
         try:
-            put_whole(location, [memoryview(data)], patient=patient, if_absent=True)
-        except FileExistsError:
+            store.put(location.uri, [memoryview(data)], if_absent=True)
+        except FileExistsError:  # perhaps by this one, whose response was lost
             return False
-    return True
+        return True
+
+    with storage_errors(location.uri):
+        return send_blocking(location, put, patient=patient)

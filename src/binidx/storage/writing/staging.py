@@ -18,8 +18,8 @@ import mmap as mapping
 import os
 import re
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from binidx.errors import StorageError
@@ -181,28 +181,6 @@ def open_writable(location: Location) -> WritableStore:
     return store
 
 
-def put_whole(location: Location, data: Sequence[memoryview], *, patient: bool, if_absent: bool = False) -> None:
-    """Send an object in one request.
-
-    Args:
-        patient: as in `send_blocking`.
-
-    Raises:
-        FileExistsError: `if_absent`, and there is an object: perhaps this one, whose response was lost.
-    """
-
-    def put() -> bool:
-        try:
-            store.put(location.uri, data, if_absent=if_absent)
-        except FileExistsError:
-            return False
-        return True
-
-    store = open_writable(location)
-    if not send_blocking(location, put, patient=patient):
-        raise FileExistsError(location.uri)
-
-
 def new_buffer(num_bytes: int) -> mapping.mmap:
     """Return a buffer to which `write` appends up to `num_bytes` bytes; `tell` is the number of those written.
 
@@ -293,7 +271,8 @@ class SpoolStream:
         """Make the object visible."""
         file = self._file
         with file, mapping.mmap(file.fileno(), 0, access=mapping.ACCESS_READ) as content, memoryview(content) as data:
-            put_whole(self._location, [data], patient=self._patient)
+            put = partial(self._location.store.put, self._location.uri, [data])
+            send_blocking(self._location, put, patient=self._patient)
 
     def discard(self) -> None:
         """Delete the file."""
@@ -332,7 +311,8 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            put_whole(self.location, cut_views(written_view(self.start)), patient=self.patient)
+            put = partial(self.store.put, self.uri, cut_views(written_view(self.start)))
+            send_blocking(self.location, put, patient=self.patient)
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
