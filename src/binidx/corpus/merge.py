@@ -183,6 +183,7 @@ def merge_virtually(
     sources: Sequence[Prefix],
     target: Prefix,
     *,
+    lineage: bool = True,
     overwrite: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
@@ -190,6 +191,7 @@ def merge_virtually(
     """Write a list of datasets as the parts of one dataset, which readers then open under the prefix `target`.
 
     Args:
+        lineage: whether to write the lineage of all parts beside the list, if a part has one.
         overwrite: replace a list at the target; a dataset there is never replaced.
 
     Raises:
@@ -220,7 +222,7 @@ def merge_virtually(
         return CombinedCounts(prefix.uri, *opened.counts())
     if existing is not None:
         raise ObjectExistsError(f"{file}: exists, needed a free name; --overwrite replaces it")
-    with closing(LineageTransfer(datasets, [listing])) as rows:
+    with closing(LineageTransfer(datasets if lineage else [], [listing])) as rows:
         rows.fill(watch)
         rows.publish(0)
     delete_object(prefix + MANIFEST)
