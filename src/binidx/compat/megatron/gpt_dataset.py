@@ -19,8 +19,7 @@ from binidx.dataset import config as configs
 from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
-from binidx.dataset.megatron.ordered_dataset import SEVERAL
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, own_methods
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
 from binidx.forks import cached_property

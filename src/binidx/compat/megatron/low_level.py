@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.megatron.mock import ComputedTokens
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import own_methods
 from binidx.format.tokens import StoredTokens
 
 

@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import (
-    SEVERAL,
-    OrderedDataset,
-    cache_directory,
-    current_build,
-    get_order_option,
-    index_array,
-    number_samples,
-)
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, current_build, index_array, number_samples
 from binidx.dataset.token_dataset import Assemble, TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
@@ -89,7 +81,7 @@ class BlendedDataset(OrderedDataset):
             [*weights],
             size,
             self.split.name,
-            cache_directory(config),
+            config.cache_directory,
             recorded_name(type(self)),
             config.mid_level_dataset_surplus,
             self._open_index,
@@ -215,8 +207,8 @@ def request_parts(datasets: Sequence[MegatronDataset], config: BlendedMegatronDa
         datasets: the datasets.
         config: of the blend. A dataset whose own config asks for another order keeps that order.
     """
-    option = get_order_option(config)
-    return [part.opened if get_order_option(part.config) == option else part.request for part in datasets]
+    option = config.order_option
+    return [part.opened if part.config.order_option == option else part.request for part in datasets]
 
 
 def check_blendable(
