@@ -16,8 +16,7 @@ from typing import ClassVar
 import xxhash
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.stored.baked import StoredRunDataset
-from binidx.dataset.stored.options import hashed_fields, hashed_options
+from binidx.dataset.stored.baked import StoredRunDataset, hashed_fields, hashed_options
 from binidx.dataset.token_dataset import SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted
