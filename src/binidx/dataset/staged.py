@@ -14,7 +14,6 @@ from binidx.dataset.megatron.megatron_dataset import MegatronDataset
 from binidx.dataset.megatron.ordered_dataset import building, current_build, own_methods
 from binidx.dataset.split_requests import WHOLE, sizes_per_dataset
 from binidx.dataset.token_dataset import Assemble
-from binidx.dataset.torch_bridge import Sample
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import normalize
 from binidx.index.cache.index_files import recorded_name
@@ -215,6 +214,3 @@ class LengthStagedDataset(BlendedDataset):
             for length in self._lengths
             for part in self.windows.parts
         ]
-
-    def _read_one(self, idx: int) -> Sample:
-        return self._read_batch([idx])[0]

@@ -145,7 +145,7 @@ class BlendedDataset(OrderedDataset):
         return self._read_one(idx)
 
     def _read_one(self, idx: int) -> Sample:
-        if self.order is not self._order or self._order.has_views:
+        if self.order is not self._order or self._order.has_views or self._order.windows is not None:
             return self._read_batch([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
