@@ -254,10 +254,20 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         with _gc_lock():
-            _rare -= 1
+            _rare = max(_rare - 1, 0)  # 0 already in a child that was forked within the block
             if _rare == 0:
                 gc.set_threshold(*_usual)
 
+
+def _forget_collections() -> None:
+    """Restore the thresholds in a forked child, which lacks the threads that would."""
+    global _rare
+    if _rare:
+        _rare = 0
+        gc.set_threshold(*_usual)
+
+
+os.register_at_fork(after_in_child=_forget_collections)
 
 RARE = (50_000, 50, 1000)
 """Least thresholds of the generations of the collector within `rare_collections`."""
