@@ -169,7 +169,7 @@ class Explored:
         """Return the use of each source, or set of packed files, in all steps, as `binidx account` prints it."""
         if isinstance(self.history, PackedRunOrder):
             return self.history.account(self.steps.stop)
-        return [asdict(row) for row in account(self.runs, self.steps.stop, repeats=repeats)]
+        return [asdict(row) for row in account(self.runs, self.steps.stop, repeats=repeats, by_name=True)]
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""

@@ -148,7 +148,8 @@ def _write(folder: Location, rank: int, rows: list[Any], writing: Any) -> Steps[
             layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
             parquet.write_table(table, file := pa.BufferOutputStream(), use_dictionary=False, **layout)
             name = f"losses-{taken[-1][-1]:020d}-{rank:05d}.parquet"
-            yield from WriteObject(folder / name, file.getvalue(), durable=True)
+            # Not patient: the next file has the rows, and `close` waits for this one.
+            yield from WriteObject(folder / name, file.getvalue(), durable=True, patient=False)
         except BaseException:
             rows[:0] = taken  # the next file has them
             raise
