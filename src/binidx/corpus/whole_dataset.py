@@ -40,9 +40,8 @@ from binidx.storage.open import codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import SourcePiece, open_join
-from binidx.storage.writing.publish import delete_object, write_object
+from binidx.storage.writing.publish import ComparingWriter, delete_object, write_object
 from binidx.tokenizers.spec import TokenizerSpec
 
 Options = Mapping[str, Any] | None

@@ -34,7 +34,7 @@ from binidx.storage.adapters import WritableFile
 from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of
-from binidx.storage.writing.compare import create_or_compare
+from binidx.storage.writing.publish import create_or_compare
 
 WHOLE_FILE = 1 << 62
 """Bytes of a part: each input becomes one slice."""
