@@ -42,6 +42,20 @@ def test_a_thread_that_finds_chunks_of_others_written_looks_again_at_the_rest(se
     CacheWorld(seed).run()
 
 
+def test_an_extent_for_which_there_is_no_room_counts_no_bytes() -> None:
+    """The rate of extents grew with each round of a full cache, so extents seemed to pay that do not."""
+    CacheWorld(974_214_712).run()
+
+
+def test_a_checksum_that_a_kill_has_cut_is_found_by_the_reader_of_its_chunk() -> None:
+    """A filling takes the chunk for written."""
+    CacheWorld(86_453_729).run()
+
+
+def test_a_block_that_a_filling_begins_to_need_during_an_eviction_is_in_use_or_fetched_again() -> None:
+    CacheWorld(86_452_333).run()
+
+
 def test_one_seed_is_one_trace() -> None:
     assert CacheWorld(3).run().world.digest == CacheWorld(3).run().world.digest
     assert CacheWorld(3).run().world.digest != CacheWorld(4).run().world.digest

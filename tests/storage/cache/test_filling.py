@@ -106,7 +106,7 @@ def test_reads_have_a_rate_while_others_run() -> None:
     reads.end(11.0, 1000, 12.0)
     assert (reads.rate(12.0), reads.rate(14.0), reads.seconds) == (500.0, 250.0, 1.0)
     reads.end(10.0, 0, 15.0)
-    assert (reads.rate(99.0), reads.seconds) == (200.0, 3.0)
+    assert (reads.rate(99.0), reads.seconds) == (200.0, 1.0)  # that of the read that brought bytes
 
 
 def test_each_byte_is_fetched_once_and_a_second_filling_fetches_nothing(tmp_path: Path) -> None:
