@@ -577,6 +577,7 @@ class WatchedPlan(FillPlan):
         self.spans: dict[str, list[tuple[float, float, int]]] = {"ranges": [], "extents": []}
         self.round: list[int] = []
         self.hurried: set[int] = set()
+        self.pause, self.was_full = sizes.choose_seconds, False
 
     def fail(self, problem: str) -> None:
         self.filling.world.violations.append(problem)
@@ -621,12 +622,24 @@ class WatchedPlan(FillPlan):
 
     def choose(self, capacity: int, step: int, now: float) -> float | None:
         pause = super().choose(capacity, step, now)
-        if pause and not self.sizes.choose_seconds <= pause <= self.sizes.most_choose_seconds:
-            self.fail(f"a pause of {pause} s")
         self._check_share(now)
         if pause == 0.0:
             self.round, self.room = [], 0.875 * capacity
+            if self.bytes_left != (left := sum(self.uses.sizes[[*self._pending]])):
+                self.fail(f"{self.bytes_left} bytes are left, and {left} of them are chosen")
+        elif pause:
+            if pause != self.pause:
+                self.fail(f"a pause of {pause} s, not {self.pause}")
+            self.pause = min(2 * pause, self.sizes.most_choose_seconds)
         return pause
+
+    def end_extent(self, place: int, *, has_room: bool) -> None:
+        super().end_extent(place, has_room=has_room)
+        self.was_full |= not has_room
+
+    def end_round(self) -> None:
+        super().end_round()
+        self.pause, self.was_full = self.pause if self.was_full else self.sizes.choose_seconds, False
 
     def _check_share(self, now: float) -> None:
         """Compare the share of extents that pays with what requests have brought."""
@@ -808,6 +821,10 @@ class Fault:
 
 
 KINDS = ("kill", "kill", "stop", "fork", "cancel", "end", "refuse", "slow", "full", "change", "lose", "broken")
+
+
+HARMLESS = {"cancel", "end", "refuse", "slow", "change"}
+"""Faults after which each byte that was reserved has been written or returned: none has ended a write."""
 
 
 class CacheWorld:
@@ -1091,7 +1108,7 @@ class CacheWorld:
             used, here = self.disk.record.used, self.disk.num_bytes()
             assert self.disk.record.counted_at or not used, "never counted"
             assert used >= here, f"{here} bytes, of which {used} are counted"
-            if len(self.processes) == 1 and not self.faults:
+            if len(self.processes) == 1 and all(fault.kind in HARMLESS for fault in self.faults):
                 assert used == here, f"{here} bytes, of which {used} are counted"
 
     def finish(self) -> CacheWorld:

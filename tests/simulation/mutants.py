@@ -79,6 +79,16 @@ EQUIVALENT = {
     ): "the share is read of a limited bucket, whose exchange has set both",
     (
         "binidx.storage.requests.request_rate",
+        "known_served: float = 0.0",
+        "known_served: float = 1.0",
+    ): "only a test reads it, whose begin sets it",
+    (
+        "binidx.storage.requests.request_rate",
+        "known_refused: float = 0.0",
+        "known_refused: float = 1.0",
+    ): "only a test reads it, whose begin sets it",
+    (
+        "binidx.storage.requests.request_rate",
         "together_served: float = 0.0",
         "together_served: float = 1.0",
     ): "the end of the first time in which all send less sets it to 0; no rate is indifferent that early",

@@ -82,9 +82,11 @@ def test_a_start_goes_on_though_its_first_requests_end_without_a_response() -> N
     assert rate.seconds_until(ticket + 2) <= 0
     ticket = rate.take(0.0, 1)
     assert rate.seconds_until(ticket) > 0
+    waiting = rate.take(0.0, 6)
     rate.note(1.0)
     assert rate.seconds_until(ticket) <= 0
-    rate.note(1.1, served=4)
+    assert rate.seconds_until(waiting + 2) > 0, "tickets return at a quarter of the first limit of 10 a second"
+    rate.note(1.1, served=9)
     rate.note(7.0, served=1)
     assert not rate.has_tickets
 
@@ -182,6 +184,49 @@ def test_refusals_that_are_gone_while_all_nodes_send_less_depend_on_the_rate() -
 def test_the_first_rate_of_a_fleet_of_any_size_is_possible(num_nodes: int) -> None:
     first = FirstLimits.of_fleet(num_nodes, ceiling=3_500.0, doubling_seconds=1_200.0)
     assert first.new_rate().is_possible()
+
+
+@pytest.mark.parametrize(
+    ("values", "is_possible"),
+    [
+        ({"limit": 0.05}, True),
+        ({"limit": 0.04}, False),
+        ({"limit": 1e15}, True),
+        ({"limit": 2e15}, False),
+        ({"served": 1e15}, True),
+        ({"served": 2e15}, False),
+        ({"served": -1.0}, False),
+        ({"indifferent_until": 1.0, "indifferent_share": 1e-15}, True),
+        ({"indifferent_until": 1.0, "indifferent_share": 1.0}, True),
+        ({"indifferent_until": 1.0, "indifferent_share": 0.0}, False),
+        ({"indifferent_until": 1.0, "indifferent_share": 1.1}, False),
+        ({"indifferent_seconds": 60.0}, True),
+        ({"indifferent_seconds": 59.0}, False),
+        ({"indifferent_seconds": 600.0}, True),
+        ({"indifferent_seconds": 601.0}, False),
+        ({"test_from": 2.0, "known_refused": 1.0}, True),
+        ({"test_from": 2.1, "known_refused": 1.0}, False),
+        ({"test_from": 2.0, "known_refused": 0.9}, False),
+        ({"test_number": 2.0}, False),
+        ({"limited_at": 1.0}, True),
+        ({"limited_at": 1.1}, False),
+        ({"answered_at": 1.0}, True),
+        ({"answered_at": 1.1}, False),
+        ({"began": 1.0}, True),
+        ({"began": 1.1}, False),
+        ({"start": 128.0}, True),
+        ({"start": 129.0}, False),
+        ({"doubling_seconds": 1.0}, True),
+        ({"doubling_seconds": 0.9}, False),
+        ({"issued": 256.0, "limit": 1.0}, True),
+        ({"issued": 257.0, "limit": 1.0}, False),
+    ],
+)
+def test_values_at_the_bound_of_what_clients_bring_about_are_believed_and_those_beyond_are_not(
+    values: dict[str, float], is_possible: bool
+) -> None:
+    """The file of the rates of a node may have been written by anyone."""
+    assert RequestRate(**values).is_possible() is is_possible
 
 
 def test_a_node_that_waits_for_slower_ones_returns_with_its_limit() -> None:
