@@ -174,10 +174,52 @@ def test_a_test_of_a_store_that_refuses_nearly_all_ends_when_it_is_sure() -> Non
 
 
 def test_refusals_that_are_gone_while_all_nodes_send_less_depend_on_the_rate() -> None:
-    rate = RequestRate(limit=50.0, indifferent_until=1_000.0, indifferent_share=0.6)
+    rate = RequestRate(limit=50.0, refused_at=0.0, indifferent_until=1_000.0, indifferent_share=0.6)
     rate.note(1.5, served=30, wall=1.5)
     rate.note(3.0, served=1, wall=3.0)
     assert rate.indifferent_until == -math.inf
+    assert rate.limit <= rate.usual_limit < 30.0, "it goes on at what it was served"
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(4.9, True), (5.0, False)])
+def test_the_first_limit_of_a_fleet_holds_for_refusals_in_its_first_five_seconds(seconds: float, holds: bool) -> None:
+    rate = RequestRate(first_limit=10.0, began=0.0, updated=seconds - 1.0)
+    rate.note(seconds, served=30, refused=60)
+    assert (rate.test_goodput == 10.0) is holds
+
+
+def test_two_responses_under_the_first_limit_of_a_fleet_end_its_test() -> None:
+    """The share of refusals in the burst of the start tells little."""
+    rate = FirstLimits.of_fleet(20).new_rate()
+    rate.note(0.1, served=3, refused=8)
+    assert rate.test_from < math.inf
+    rate.note(rate.test_from, served=2)
+    assert rate.test_from == math.inf
+
+
+def test_a_test_whose_lower_rate_has_fewer_refusals_gives_back_most_of_the_goodput() -> None:
+    rate = RequestRate(
+        limit=4.5, test_number=1.0, test_from=0.0, known_served=50.0, known_refused=50.0, test_goodput=10.0
+    )
+    rate.note(5.0, served=20)
+    assert rate.test_from == math.inf
+    assert rate.limit == 7.0
+
+
+def test_a_rate_that_has_met_its_ceiling_among_refusals_falls_with_further_ones() -> None:
+    rate = RequestRate(ceiling=40.0)
+    rate.note(0.1, served=30, refused=3)
+    assert rate.limit == 40.0
+    rate.note(0.2, served=2, refused=2)
+    assert rate.limit < 40.0
+
+
+def test_a_start_that_meets_the_ceiling_of_its_store_goes_on_at_it_without_a_burst() -> None:
+    rate = RequestRate(ceiling=40.0, first_limit=10.0, start=3.0)
+    rate.take(0.0, 5)
+    rate.note(0.1, served=30)
+    assert rate.limit == 40.0
+    assert rate.seconds_until(rate.take(0.1, 1)) > 0
 
 
 @pytest.mark.parametrize("num_nodes", [1, 40, 100_000])
