@@ -44,6 +44,11 @@ TESTS = {
 EQUIVALENT = {
     (
         "binidx.index.cache.lease",
+        "record: LeaseRecord = field(default=NO_LEASE, init=False)",
+        "record: LeaseRecord = field(default=NO_LEASE, init=True)",
+    ): "nothing passes it",
+    (
+        "binidx.index.cache.lease",
         "_at_work: set[str] = field(default_factory=set, init=False)",
         "_at_work: set[str] = field(default_factory=set, init=True)",
     ): "nothing passes it",
@@ -107,6 +112,11 @@ EQUIVALENT = {
         "self.is_hedged, self.num_hedges = False, 0",
         "self.is_hedged, self.num_hedges = True, 0",
     ): "a failure makes the history, and the end of its pause sets it; or a hedge does, and sets it",
+    (
+        "binidx.storage.requests.request_schedule",
+        "if read.limiter.answered_at > self._times.answered.get(read.store, -math.inf):",
+        "if (read.limiter.answered_at >= self._times.answered.get(read.store, -math.inf)):",
+    ): "an equal time is stored in its own place",
     (
         "binidx.storage.requests.request_schedule",
         "break # and all that follow are younger",

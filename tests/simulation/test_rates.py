@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
-from simulation.fleet import LARGEST_WINDOW, Fleet, Steps
+from simulation.fleet import LARGEST_WINDOW, WAKE_SECONDS, Fleet, Rates, Read, Steps, Timer
 from simulation.invariants import check_fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 
-from binidx.storage.requests.rate_limiter import FirstLimits
+from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.request_rate import RequestRate
 
 
@@ -337,3 +338,66 @@ def test_a_process_logs_within_five_seconds_that_its_store_throttles_it() -> Non
     for node in fleet.nodes:
         assert 20.0 < node.rates.lines[0] < 25.0
         assert node.rates.waited > 20.0
+
+
+class Alone:
+    """One process with one limiter; its requests end as a test says."""
+
+    def __init__(self, first: FirstLimits, limit: float = math.inf) -> None:
+        self.world, self.sent = World(0), list[int]()
+        self.rates = Rates(self.world)
+        self.rates.by_partition["x"] = RequestRate(limit)
+        self.limiter = RateLimiter("x", first, self.rates, self.later, lambda read, place: self.sent.append(place), 128)
+        self.request = Read(1, "x", self.limiter, 100, 0.0)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> Timer:
+        timer = Timer()
+        self.world.later(seconds + WAKE_SECONDS, "x", "timer", lambda: None if timer.is_cancelled else function())
+        return timer
+
+    def submit(self, place: int) -> None:
+        if self.limiter.admits(self.request, place):
+            self.sent.append(place)
+
+
+def test_a_store_is_logged_when_a_request_has_waited_for_a_second_and_a_half() -> None:
+    process = Alone(FirstLimits(), limit=0.1)
+    process.submit(0)
+    process.limiter.note_refusal()
+    process.submit(1)
+    process.world.run(5.0)
+    [logged_at] = process.rates.lines
+    assert 1.5 < logged_at <= 1.8
+
+
+def test_a_ticket_that_is_due_now_is_used_now() -> None:
+    process = Alone(FirstLimits(), limit=1.0)
+    process.submit(0)
+    process.limiter.note_refusal()
+    rate = process.rates.by_partition["x"]
+    rate.clock = rate.issued + 1.0
+    process.submit(1)
+    assert process.sent == [0, 1]
+
+
+def test_a_process_of_a_fleet_sends_more_at_once_only_after_a_response() -> None:
+    process = Alone(FirstLimits(widening=0.25))
+    for place in range(40):
+        process.submit(place)
+    process.world.run(1.0)
+    assert len(process.sent) == 16
+    process.limiter.note_response(1.0)
+    process.world.run(2.0)
+    assert process.limiter.in_flight == 33, "its window has doubled once"
+
+
+def test_a_process_takes_one_ticket_for_each_of_single_requests() -> None:
+    process = Alone(FirstLimits(), limit=1_000.0)
+    process.submit(0)
+    process.limiter.note_refusal()
+    for place in range(1, 20):
+        process.submit(place)
+        process.world.run(0.01 * place)
+        assert process.sent[-1] == place
+        process.limiter.note_response(process.world.now)
+    assert process.rates.by_partition["x"].issued == 19
