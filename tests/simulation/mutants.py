@@ -118,6 +118,11 @@ EQUIVALENT = {
         "if (read.limiter.answered_at >= self._times.answered.get(read.store, -math.inf)):",
     ): "an equal time is stored in its own place",
     (
+        "binidx.storage.requests.retries",
+        "def __init__(self, error: Exception, retry_after: float = 0.0) -> None:",
+        "def __init__(self, error: Exception, retry_after: float = 1.0) -> None:",
+    ): "given to all errors of a store; the others are no outage, and their pause does not ask for it",
+    (
         "binidx.storage.requests.request_schedule",
         "break # and all that follow are younger",
         "pass # and all that follow are younger",

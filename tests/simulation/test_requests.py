@@ -344,7 +344,7 @@ def test_a_request_that_waits_for_a_rate_pauses_from_its_third_refusal_on() -> N
 
 
 def test_a_stalled_request_is_sent_again_after_the_first_pause() -> None:
-    bare = BareSchedule(ReadSettings())
+    bare = BareSchedule(ReadSettings(hedge=False))
     sent = bare.send()
     while not bare.cancelled:
         bare.now = bare.schedule.wake_at
