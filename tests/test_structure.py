@@ -155,6 +155,7 @@ import fcntl, os, threading, weakref
 from atexit import register
 from concurrent.futures import ThreadPoolExecutor as Pool
 from threading import RLock
+from dataclasses import field
 
 WAIT_SECONDS, SIZE = 1.0, 2
 PAUSE = 0.5
@@ -175,9 +176,16 @@ class Cache:
 
     def __del__(self):
         pass
+
+class Queue:
+    lock: object = field(default_factory=threading.Lock)
+
+@register
+async def end_soon():
+    pass
 """
     found = [wait.kind for wait in find_waits(text)]
     assert sorted(found) == sorted(
-        [LOCK, LOCK, EVENT, THREAD, HOOK, ACROSS, FINALIZER, FINALIZER, FINALIZER, CONSTANT, CONSTANT]
+        [LOCK, LOCK, LOCK, EVENT, THREAD, HOOK, ACROSS, *4 * [FINALIZER], CONSTANT, CONSTANT]
     )
     assert [wait.text for wait in find_waits(text) if wait.kind == CONSTANT] == ["WAIT_SECONDS", "PAUSE"]

@@ -48,7 +48,7 @@ class Wait(NamedTuple):
 
 
 def find_waits(text: str) -> Iterator[Wait]:
-    """Yield all waits of a module."""
+    """Yield all waits of a module, those too whose function is an argument, as in `field(default_factory=Lock)`."""
     tree = ast.parse(text)
     names = {
         alias.asname or alias.name: (f"{node.module}." if isinstance(node, ast.ImportFrom) else "") + alias.name
@@ -59,7 +59,7 @@ def find_waits(text: str) -> Iterator[Wait]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "__del__":
             yield Wait(FINALIZER, node.lineno, "__del__")
-        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ():
             if _full_name(decorator, names) in CALLS:
                 yield Wait(CALLS[_full_name(decorator, names)], node.lineno, f"@{ast.unparse(decorator)} {node.name}")
         if isinstance(node, ast.Call):
@@ -68,6 +68,9 @@ def find_waits(text: str) -> Iterator[Wait]:
             kind = FINALIZER if is_callback else CALLS.get(name)
             if kind is not None and (kind != ACROSS or "LOCK_UN" not in arguments):
                 yield Wait(kind, node.lineno, ast.unparse(node)[:90])
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                if isinstance(argument, ast.Name | ast.Attribute) and _full_name(argument, names) in CALLS:
+                    yield Wait(CALLS[_full_name(argument, names)], node.lineno, ast.unparse(node)[:90])
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.Assign):
             targets = [part for target in node.targets for part in getattr(target, "elts", [target])]

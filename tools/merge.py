@@ -79,8 +79,8 @@ def list_datasets(arguments: argparse.Namespace) -> None:
 
     if arguments.target_options not in (None, arguments.source_options):
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
-    options = {"storage_options": arguments.source_options, **chosen(arguments, "overwrite", "watch")}
-    done = merge_virtually(arguments.sources, arguments.target, **options)
+    options = {"storage_options": arguments.source_options, "lineage": not arguments.no_lineage}
+    done = merge_virtually(arguments.sources, arguments.target, **options, **chosen(arguments, "overwrite", "watch"))
     held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
     print_result(done.to_json(), f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
 

@@ -17,6 +17,7 @@ All locks within a process (`tests/structure.py` counts them, and misses none he
     fill_progress     the plan of a filling                           none
     memory            the chunks in memory                            none
     stats             all counters; renewed after a fork              none
+    readahead         which thread's batches are read ahead           all that serving a batch takes
     losses            rows of losses that are being written           the requests that write them
     direct            the address of an object, of asyncio            the request that renews it
     multipart         one write to a file at a time                   none

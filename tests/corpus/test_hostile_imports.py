@@ -196,6 +196,12 @@ def test_a_shard_inflates_to_the_bytes_that_its_index_declares(compression: str,
         imported("litdata", litdata(tmp_path / "litdata", compress(plain + bytes(1)), compression))
 
 
+def test_an_item_of_half_a_token_is_refused(tmp_path: Path) -> None:
+    source = litdata(tmp_path, format_shard(b"", [b"\5\0\6"]), chunk_bytes=3, chunk_size=1)
+    with pytest.raises(FormatError, match=re.escape("a.bin: an item of 3 bytes, need a multiple of 2")):
+        imported("litdata", source)
+
+
 BOMB = """
 import resource, sys
 from binidx.corpus.formats.peer_formats import import_dataset

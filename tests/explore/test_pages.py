@@ -469,3 +469,12 @@ def test_a_signal_ends_the_command_with_a_request_in_flight(number: signal.Signa
             assert process.wait() == 0
         assert process.stderr is not None
         assert process.stderr.read() == "Ctrl-C ends it\n"
+
+
+def test_a_tokenizer_that_could_not_be_read_is_read_for_the_next_page(tmp_path: Path) -> None:
+    explored, file = Explored.open(write_run(tmp_path)), tmp_path / "tokenizer.json"
+    kept = file.rename(f"{file}.away")
+    assert explored.text(0).decode is None
+    kept.rename(file)
+    assert explored.text(0).decode is not None
+    assert explored.text(0) is explored.text(0)

@@ -6,8 +6,8 @@
 
 Each attempt is a forked child; jobs are the functions of `JOBS`. After each kill every object under a final name must
 have the bytes that an unbroken run gives it. A last attempt, which is not killed, must leave the same names and bytes
-as the unbroken run. Prints a JSON object: the number of kills, of attempts that came to their end, and the names of
-staging files that were left behind.
+as the unbroken run, so no staging file. Prints a JSON object: the number of kills, and of attempts that came to their
+end.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.export import export, plan_by_steps
 from binidx.run.schedule import BatchSchedule
 from binidx.storage.codecs.segments import SEGMENT_BYTES
-
-STAGING = ()
-"""Endings of staging files that a restart may leave. Empty once every writer sweeps those of killed runs."""
 
 VARYING = (".manifest.json", "-binidx.json", "-binidx-orders.json")
 """Endings of objects with times or names of processes, which differ from run to run."""
@@ -240,7 +237,7 @@ class Rounds:
     """A job, its inputs, and the objects that an unbroken run writes."""
 
     def __init__(self, job: Job, folder: Path, uri: str | None) -> None:
-        self.job, self.sources, self.staging = job, folder / "in", list[str]()
+        self.job, self.sources = job, folder / "in"
         self.out = Bucket(uri) if uri else Folder(folder / "out")
         self.kills = self.ends = 0
         self.complete()  # warms caches of the sources
@@ -276,9 +273,7 @@ class Rounds:
         """Run the job to its end and compare."""
         self.complete()
         found = self.out.objects()
-        left = [name for name in found if name.endswith(STAGING)]
-        self.staging += left
-        assert found.keys() - left == self.needed.keys(), (found.keys() - left) ^ self.needed.keys()
+        assert found.keys() == self.needed.keys(), found.keys() ^ self.needed.keys()
         for name, data in self.needed.items():
             assert name.endswith(VARYING) or found[name] == data, name
         self.out.clear()
@@ -303,7 +298,7 @@ def main(name: str, folder: str, rounds: str = "", uri: str | None = None) -> No
             found.count(killed_after(found.start(), choose.uniform(0, 1.1 * found.seconds)))
             if choose.random() < 0.5:  # else the restart is killed, too
                 found.check()
-    return print(json.dumps({"kills": found.kills, "ends": found.ends, "staging": sorted(found.staging)}))
+    return print(json.dumps({"kills": found.kills, "ends": found.ends}))
 
 
 if __name__ == "__main__":

@@ -106,3 +106,9 @@ def test_from_bucket_to_bucket(s3: Bucket) -> None:
     packed_to_indexed(PackedFiles(builder.filenames, 5), f"{where}/d", SEP, watch=told.append)
     assert sum(told) == sum(map(len, documents))
     assert len(IndexedDataset(f"{where}/d")) == len(documents)
+
+
+def test_a_dataset_without_documents_comes_back_without_documents(tmp_path: Path) -> None:
+    IndexedDatasetBuilder(f"{tmp_path}/d.bin", np.uint16).finalize(f"{tmp_path}/d.idx")
+    files = PackedFiles(indexed_to_packed(IndexedDataset(f"{tmp_path}/d"), f"{tmp_path}/p", "t", 8, SEP), 8)
+    assert packed_to_indexed(files, f"{tmp_path}/back", SEP) == 0

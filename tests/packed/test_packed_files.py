@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,10 @@ from binidx.packed.packed_files import (
     PackedHeader,
     format_packed_header,
     parse_packed_header,
+    read_blocks,
 )
+from binidx.storage.interfaces import Range
+from binidx.testing import MemoryObject
 
 
 def model_files(documents: list[np.ndarray], chunk_size: int, sep: int, dtype: str) -> list[bytes]:
@@ -75,6 +79,30 @@ def test_blocks_are_slices_of_their_files(tmp_path: Path) -> None:
 def test_blocks_come_from_a_bucket_as_from_a_disk(s3: Bucket) -> None:
     chunks = np.random.default_rng(0).integers(0, 2**31, (5, 64)).astype("<i4")
     check_blocks(PackedFiles(write(f"{s3.uri}/packed", chunks), 17), chunks)
+
+
+class Meeting(MemoryObject):
+    """Object whose reads return when those of all other ones have begun."""
+
+    barrier = threading.Barrier(3, timeout=300)
+
+    def read(self, ranges: list[Range]) -> list[memoryview]:
+        self.barrier.wait()
+        return super().read(ranges)
+
+
+def test_blocks_of_all_sets_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = []
+    for name, dtype in (("a", "<u2"), ("b", "<u2"), ("c", "<i4")):
+        chunks = np.random.default_rng(len(name)).integers(0, 2**16, (1, 40)).astype(dtype)
+        sets.append((PackedFiles(write(f"{tmp_path}/{name}", chunks), 10), chunks))
+    files = [packed for packed, _ in sets]
+    blocks = np.array([(2, 0, 1, 7), (0, 0, 3, 7), (1, 0, 0, 7), (0, 0, 2, 7), (2, 0, 0, 7)], np.int64)
+    needed = [sets[number][1][file, 10 * block : 10 * block + 10] for number, file, block, _ in blocks.tolist()]
+    for packed in files:
+        (uri,) = packed.uris
+        monkeypatch.setitem(packed._opened, 0, Meeting(Path(uri).read_bytes(), uri))
+    assert read_blocks(files, blocks).tolist() == np.stack(needed).tolist()
 
 
 def test_auto_dtype_changes_at_65500() -> None:

@@ -91,6 +91,16 @@ def test_a_single_run_ends_and_a_cyclic_one_goes_on(prefixes: list[str]) -> None
         assert sorted(served) == list(range(total // 2 * 2))
 
 
+def test_pinned_datasets_are_built_beside_those_that_are_not(prefixes: list[str]) -> None:
+    run = make(prefixes)
+    outcomes: list[Any] = []
+    current = run.build(pinned=False, planned=False)
+    assert (pinned := run.build(on_outcome=outcomes.append)) is not current
+    assert outcomes
+    assert run.build() is pinned
+    assert run.build(pinned=False, planned=False) is run.build(pinned=False)
+
+
 def test_a_run_pickles_without_what_it_built(prefixes: list[str]) -> None:
     run = make(prefixes)
     run.build()

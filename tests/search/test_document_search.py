@@ -19,6 +19,7 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_virtually
 from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.jobs.parts import Shard, Workers
 from binidx.search.document_search import search_documents
 from binidx.tokenizers.token_bytes import token_table
 
@@ -138,3 +139,13 @@ def test_what_cannot_be_searched_for_is_an_error(tmp_path: Path) -> None:
 def test_documents_are_those_in_which_python_finds_the_text_in_100_000(tmp_path: Path) -> None:
     for seed in range(3, 13):
         check_search(tmp_path, 12_000, seed)
+
+
+def test_a_wrong_call_is_refused_before_data_are_opened(tmp_path: Path) -> None:
+    nowhere = [str(tmp_path / "nowhere")]
+    with pytest.raises(ConfigError, match="normalize, tokens: found both"):
+        search_documents(nowhere, [[1, 2]], normalize=True)
+    with pytest.raises(ConfigError, match="patterns: found an empty one"):
+        search_documents(nowhere, [])
+    with pytest.raises(ConfigError, match="shard, records: "):
+        search_documents(nowhere, [[1, 2]], workers=Workers(shard=Shard(0, 2)))

@@ -6,6 +6,7 @@ import math
 
 from simulation.fleet import Fleet
 
+from binidx.storage.requests.rate_limiter import RateLimiter
 from binidx.storage.requests.request_rate import LEAST, RequestRate
 
 
@@ -19,6 +20,22 @@ def check_rate(rate: RequestRate, now: float) -> None:
     assert rate.limit >= LEAST, rate.limit
     assert rate.updated <= now + 1e-9, "changed in the future"
     assert not any(map(math.isnan, vars(rate).values())), rate
+
+
+def check_line(limiter: RateLimiter) -> None:
+    """Check after an event that requests which wait in a limiter have a timer, or one in flight that will wake them.
+
+    Raises:
+        AssertionError: nothing would send them.
+    """
+    if not limiter._line:
+        return
+    if limiter._has_tickets:
+        assert limiter._timer is not None, "requests wait for tickets, and no timer sends them"
+    elif limiter._window < limiter._largest_window:
+        assert limiter._window_timer is not None, "requests wait for a window that no timer widens"
+    else:
+        assert limiter.in_flight >= limiter._window, "requests wait, and none in flight wakes them"
 
 
 def check_fleet(fleet: Fleet) -> None:
@@ -35,7 +52,9 @@ def check_fleet(fleet: Fleet) -> None:
     for process, folder in touched:
         if (rate := process.node.rates.by_partition.get(folder)) is not None:
             check_rate(rate, fleet.world.now)
-        line = (process.bucket if folder == "*" else process.limiters[folder])._line
+        limiter = process.bucket if folder == "*" else process.limiters[folder]
+        line = limiter._line
         assert not line or line[0][2].limiter.holds(line[0][2]), "a read waits, and its limiter does not hold it"
+        check_line(limiter)
         permits = sum(limiter.in_flight for limiter in process.limiters.values())
         assert permits == process.in_flight, f"{permits} permits of {process.in_flight} requests in flight"

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from simulation.fleet import Rates, Timer
+from simulation.invariants import check_line
 from simulation.stores import Fault, Store
 from simulation.world import World
 
@@ -436,6 +437,7 @@ def check_schedule(process: Process) -> None:
     for _, _, read, index in schedule._paused:
         waiting[id(read), index] += 1
     for limiter in process.limiters.values():
+        check_line(limiter)
         for _, index, read in limiter._line:
             waiting[id(read), index] += 1
     for read in schedule.reads:

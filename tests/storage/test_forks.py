@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import random
 import sys
@@ -28,6 +29,7 @@ from helpers.proxied_store import TRANSPORTS, Distant, distant_store
 
 import binidx
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.threads import rare_collections
 from binidx.testing import ended_well, forked
 
 SAMPLES = 96
@@ -223,3 +225,16 @@ def test_the_proof_sees_a_connection_that_two_processes_used(request: pytest.Fix
         check_connections(distant, {0: {os.getpid()}, 1: {os.getpid()}})
         with pytest.raises(AssertionError):
             check_connections(distant, {0: {os.getpid()}, 1: {child}})
+
+
+def test_a_child_that_is_forked_within_rare_collections_collects_as_usual() -> None:
+    usual = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold() != usual
+        if (child := os.fork()) == 0:
+            with rare_collections():
+                is_rare = gc.get_threshold() != usual
+            os._exit(0 if is_rare and gc.get_threshold() == usual else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert gc.get_threshold() != usual
+    assert gc.get_threshold() == usual

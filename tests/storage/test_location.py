@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.put_only_store import PutOnlyStore
+from helpers.registering import registered_store
 
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.storage import effects
 from binidx.storage.location import ENDPOINT_VARIABLES, Location
 
 SECRET = {"key": "5ec4e7", "binidx": {"deadline_seconds": 7}}
@@ -109,3 +112,15 @@ def test_a_partition_is_a_folder_on_its_server_or_a_bucket_where_a_limit_holds_f
     assert Location("gs://b/en/000.bin").partitions == ("gs://b",)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://h:2")
     assert Location("s3://b/en/000.bin").partitions[0] == "s3://b/en http://h:2"
+
+
+def test_listed_objects_share_the_store_of_their_folder() -> None:
+    class Listed(PutOnlyStore):
+        def find(self, uri: str, *, pattern: bool) -> list[str]:
+            return [f"{uri}b", f"{uri}a"]
+
+    with registered_store("listed", Listed):
+        folder = Location("listed://bucket/folder")
+        first, second = effects.ListObjects(folder).perform()
+        assert (first.uri, second.name) == ("listed://bucket/folder/a", "b")
+        assert first.store is second.store is folder.store

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from helpers.conversion import build, pair
+from helpers.conversion import build, names_beside, pair
+from helpers.lineage_data import build_with_lineage
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.tools import main
@@ -40,3 +41,9 @@ def test_dropped_checksums_and_bad_data_are_said(tmp_path: Path, capsys) -> None
     Path(f"{source}.idx").write_bytes(b"nonsense")
     assert main(["merge", source, "--to", f"{tmp_path}/other"]) == 1
     assert "binidx merge: " in capsys.readouterr().err
+
+
+def test_no_lineage_holds_for_a_list_too(tmp_path: Path) -> None:
+    source = build_with_lineage(tmp_path / "en", 10, 1)
+    assert main(["merge", source, "--to", f"{tmp_path}/list", "--virtual", "--no-lineage"]) == 0
+    assert names_beside(f"{tmp_path}/list") == ["list.parts.json"]

@@ -108,8 +108,7 @@ def merge_datasets(
         sizes = merge_tokens(opened, output, columns, functools.partial(rows.replace, 0), watch)
     dropped = any(pair.sums for dataset in opened.datasets for pair in dataset.source.pairs)
     output.say_complete(watch)
-    counts, seconds = opened.counts(), time.monotonic() - began
-    return MergeResult(output.prefix.uri, *counts, *sizes, dropped, seconds, bool(rows))
+    return MergeResult(output.prefix.uri, *opened.counts(), *sizes, dropped, time.monotonic() - began, bool(rows))
 
 
 @contextmanager
@@ -183,6 +182,7 @@ def merge_virtually(
     sources: Sequence[Prefix],
     target: Prefix,
     *,
+    lineage: bool = True,
     overwrite: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
@@ -190,6 +190,7 @@ def merge_virtually(
     """Write a list of datasets as the parts of one dataset, which readers then open under the prefix `target`.
 
     Args:
+        lineage: whether to write the lineage of all parts beside the list, if a part has one.
         overwrite: replace a list at the target; a dataset there is never replaced.
 
     Raises:
@@ -205,9 +206,8 @@ def merge_virtually(
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
     datasets, listing = opened.datasets, DatasetTarget.open(prefix, "raw", opened.datasets, overwrite=True)
-    for dataset in datasets:
-        if dataset.source.num_parts:
-            raise ConfigError(f"{dataset.prefix}: is itself a virtual merge, needed its parts")
+    if nested := next((dataset.prefix for dataset in datasets if dataset.source.num_parts), None):
+        raise ConfigError(f"{nested}: is itself a virtual merge, needed its parts")
     watch.begin("index", sum(dataset.index.reader.size for dataset in datasets), 0)
     with closing(map_in_flight(lambda dataset: dataset.index.check(), datasets, READ_AHEAD_INDICES)) as checked:
         for dataset, _ in zip(datasets, checked, strict=True):
@@ -220,7 +220,7 @@ def merge_virtually(
         return CombinedCounts(prefix.uri, *opened.counts())
     if existing is not None:
         raise ObjectExistsError(f"{file}: exists, needed a free name; --overwrite replaces it")
-    with closing(LineageTransfer(datasets, [listing])) as rows:
+    with closing(LineageTransfer(datasets if lineage else [], [listing])) as rows:
         rows.fill(watch)
         rows.publish(0)
     delete_object(prefix + MANIFEST)

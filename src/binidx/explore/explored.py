@@ -57,6 +57,7 @@ class Explored:
     losses: LossCurve | None = None
     other: RunOrder | None = None
     history: Runs | None = None
+    texts: dict[int, TokenText] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def open(
@@ -140,9 +141,14 @@ class Explored:
         """Return the location of a source."""
         return Location(self.sources[source].prefix, self.options)
 
-    @functools.lru_cache(maxsize=1000)  # noqa: B019 - a command explores one run to its end; so below
     def text(self, source: int) -> TokenText:
         """Return the text of the tokens of a source; of an unknown one, -1, by the tokenizer that the user named."""
+        text = self.texts.get(source) or self._open_text(source)
+        if text.decode is not None:  # a store that did not answer may do so for the next page
+            self.texts[source] = text
+        return text
+
+    def _open_text(self, source: int) -> TokenText:
         if source < 0 and self.tokenizer:
             return TokenText.open(Location(self.name, self.options), self.tokenizer)
         if source < 0:
@@ -151,7 +157,7 @@ class Explored:
             )
         return TokenText.open(self.prefix(source), self.tokenizer)
 
-    @functools.lru_cache(maxsize=32)  # noqa: B019
+    @functools.lru_cache(maxsize=32)  # noqa: B019 - a command explores one run to its end; so below
     def timeline(self, steps: range, num_bins: int) -> Timeline:
         """Return the course of the history over some steps."""
         if isinstance(self.history, PackedRunOrder):
@@ -163,7 +169,7 @@ class Explored:
         """Return the use of each source, or set of packed files, in all steps, as `binidx account` prints it."""
         if isinstance(self.history, PackedRunOrder):
             return self.history.account(self.steps.stop)
-        return [asdict(row) for row in account(self.runs, self.steps.stop, repeats=repeats)]
+        return [asdict(row) for row in account(self.runs, self.steps.stop, repeats=repeats, by_name=True)]
 
     def warm(self) -> None:
         """Import and open what the first page of samples needs: the reader of lineage, and the tokenizer."""

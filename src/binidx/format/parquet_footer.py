@@ -14,10 +14,12 @@ import functools
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from typing import IO, Any, cast
+from io import BufferedRWPair
+from typing import Any
 
 from binidx.errors import FormatError, WorkerError
 from binidx.storage.interfaces import RangeReader
@@ -79,23 +81,24 @@ class _Child:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._started: tuple[subprocess.Popen[bytes], BufferedRWPair] | None = None
 
     def parse(self, footer: bytes, file_bytes: int) -> Answer:
         """Return the row groups of a footer, or a description of its problem."""
         with self._lock:
-            process = self._process = self._process or _start()
+            process, pipe = self._started = self._started or _start()
             try:
-                pickle.dump((footer, file_bytes), cast(IO[bytes], process.stdin))
-                cast(IO[bytes], process.stdin).flush()
-                answer: Answer = pickle.load(cast(IO[bytes], process.stdout))
+                pickle.dump((footer, file_bytes), pipe)
+                pipe.flush()
+                answer: Answer = pickle.load(pipe)
                 return answer
             except BaseException as error:
-                died = isinstance(error, (EOFError, OSError, pickle.UnpicklingError))
+                died = isinstance(error, (EOFError, OSError))
                 if not died:  # Ctrl-C: the answer would be taken for that of the next footer
                     process.kill()
-                self._process, code = None, process.wait()
-                process.communicate()
+                self._started, code = None, process.wait()
+                with contextlib.suppress(OSError):
+                    pipe.close()
                 if not died:
                     raise
                 if -code not in CRASHES:
@@ -109,31 +112,37 @@ def _child(pid: int) -> _Child:
     return _Child()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start() -> tuple[subprocess.Popen[bytes], BufferedRWPair]:
+    """Start the child process; return it, and the pipe to it, which is its stdin: others may print to its stdout."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-    pipe, silence = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=silence)
-    atexit.register(_stop, process, os.getpid())
-    return process
+    ours, stdin = socket.socketpair()
+    with ours, stdin:
+        silence = subprocess.DEVNULL
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=stdin.fileno(), stdout=silence, stderr=silence)
+        pipe = ours.makefile("rwb")
+    atexit.register(_stop, process, pipe, os.getpid())
+    return process, pipe
 
 
-def _stop(process: subprocess.Popen[bytes], pid: int) -> None:
+def _stop(process: subprocess.Popen[bytes], pipe: BufferedRWPair, pid: int) -> None:
     if os.getpid() == pid:  # a fork leaves the child to its parent
-        process.communicate()
+        with contextlib.suppress(OSError):
+            pipe.close()
+        process.wait()
 
 
 def serve() -> None:
-    """Run the child process: read footers from stdin, and write the row groups or the problem of each to stdout."""
+    """Run the child process: read footers from stdin, a socket, and answer each with its row groups or its problem."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError), open(0, "wb") as answers:
         while True:
             footer, file_bytes = pickle.load(sys.stdin.buffer)
             try:
                 answer: Answer = parse_footer(footer, file_bytes), ""
             except Exception as error:
                 answer = [], " ".join(str(error).split()) or repr(error)
-            pickle.dump(answer, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            pickle.dump(answer, answers)
+            answers.flush()
 
 
 def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:

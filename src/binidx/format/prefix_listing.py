@@ -254,7 +254,8 @@ class IdxBundle:
             return
         file = self.file(prefixes)
         try:
-            write_object(file, format_bundle(files, chosen), durable=False)
+            # Not patient: this start has read all that it holds.
+            write_object(file, format_bundle(files, chosen), durable=False, patient=False)
         except (OSError, NotImplementedError) as error:
             logger.warning("%s: not written, so every start opens each .idx alone: %s", file, error)
 

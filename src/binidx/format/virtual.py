@@ -13,8 +13,9 @@ The virtual dataset equals what `binidx merge` of the parts writes, byte for byt
 and bounds shifted, and the `.bin` of each part ends after its last sequence. A part that was replaced since is an
 error that names it, when the dataset is opened and while it is read.
 
-A part elsewhere is opened only if the user's setting `parts_from` names its host or bucket: the author of the list must
-not choose which hosts see the user's credentials, or which local files are read.
+A part elsewhere is opened only if the user's setting `parts_from` names its host or bucket: the author of a list in a
+store must not choose which hosts see the user's credentials, or which local files are read. A list on a disk may name
+any local file.
 
 Prohibited: no parts; parts of different dtypes; a part that is itself virtual.
 

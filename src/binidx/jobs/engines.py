@@ -45,6 +45,7 @@ from binidx.jobs.runner import request_stop
 from binidx.jobs.task_queue import JobEngine
 from binidx.jobs.worker_calls import CALL, SOURCE, check_versions, describe_version, own_function
 from binidx.storage.effects import CallInThread
+from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.threads import available_cores
 
 ANSWER_SECONDS = 8.0
@@ -291,6 +292,24 @@ def _import(name: str, extra: str) -> Any:
         return __import__(name)
     except ImportError as error:
         raise errors.MissingDriverError(f"engine: needs {name}; pip install 'binidx[{extra}]'") from error
+
+
+class ThreadExecutor(ThreadPoolExecutor):
+    """Executor on `count` threads of this process."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._scope = Scope()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a task in a scope of this executor: other calls in this process have others."""
+        return super().submit(cancellable(self._scope)(function), *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Shut down; with `cancel_futures`, running tasks are stopped, too: at `check_stop`, or while they read."""
+        if cancel_futures:
+            self._scope.cancel()
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 class LocalExecutor(ProcessPoolExecutor):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from binidx import errors
-from binidx.jobs.engines import TaskNeeds, open_engine
+from binidx.jobs.engines import TaskNeeds, ThreadExecutor, open_engine
 from binidx.jobs.job_folder import JobFolder, JobPart, PartResults
 from binidx.jobs.progress import Unit
 from binidx.jobs.runner import TaskRunner
@@ -123,6 +123,11 @@ class Workers:
         if self.shard is not None:
             raise errors.ConfigError("shard: a count needs the results of all parts; name an engine instead")
 
+    def check_records(self, records: object) -> None:
+        """Raise ConfigError if there is a shard, and no folder for its findings."""
+        if records is None and self.shard is not None:
+            raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
+
     def check_overwrite(self, overwrite: bool) -> None:
         """Raise ConfigError if a shard is to overwrite the target."""
         if overwrite and self.shard is not None:
@@ -151,7 +156,7 @@ class Workers:
         if (executor := self.executor) is not None:
             return JobEngine(lambda: executor, lambda _: count, owned=False)
         if self.engine is None:
-            return JobEngine(lambda: ThreadPoolExecutor(count), lambda _: count)
+            return JobEngine(lambda: ThreadExecutor(count), lambda _: count)
         return open_engine(self.engine, count if task_bytes else self.count, remote_data=remote_data, needs=needs)
 
 

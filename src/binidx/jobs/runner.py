@@ -21,6 +21,7 @@ from binidx import errors
 from binidx.jobs.task_queue import Attempt, JobEngine, PoolLoss, Task, TaskFailure, TaskQueue
 from binidx.registries import Registrations
 from binidx.storage.effects import Call, CallInThread, Log, Now, Sleep, Steps, WaitForFutures, run
+from binidx.storage.requests.cancellation import current_scope
 
 Result = TypeVar("Result")
 
@@ -164,6 +165,6 @@ def request_stop() -> None:
 
 
 def check_stop() -> None:
-    """Raise CancelledReadError if `request_stop` was called in this process."""
-    if _is_stopping:
+    """Raise CancelledReadError if the task of this thread was stopped, or `request_stop` called in this process."""
+    if _is_stopping or ((scope := current_scope()) is not None and scope.cancelled):
         raise errors.CancelledReadError("stopped: another part failed, or the job was interrupted")

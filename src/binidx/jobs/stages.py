@@ -124,8 +124,7 @@ def make_recorded_parts_steps(
         ConfigError: a shard without `records`.
         ObjectExistsError: `records` are of another job.
     """
-    if records is None and workers.shard is not None:
-        raise errors.ConfigError("shard, records: a shard needs a folder for its findings; name one")
+    workers.check_records(records)
     folder = None if records is None else JobFolder(Location(records.absolute, records.options), identity)
     stage = JobStage("tokens", make, lambda _: parts)
     (results,), _ = yield from run_stages_steps([stage], folder, workers, watch, remote_data=remote_data)

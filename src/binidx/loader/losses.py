@@ -78,7 +78,7 @@ class LossRecorder:
             losses: one of each sample, shape (n,): numbers, an array, or a tensor, which is copied to the host.
 
         Raises:
-            ConfigError: there is no folder.
+            ConfigError: there is no folder, or the losses have another shape.
         """
         if self.folder is None:
             raise ConfigError("losses_to: found none, record_losses needs a folder; give it to the loader")
@@ -87,8 +87,11 @@ class LossRecorder:
             self._pid, self._num_samples, self._rows, self._time = self._process(), 0, list[Any](), 0
             self._write = functools.partial(_write, self._place, self.rank, self._rows, threading.RLock())
             writer.add(self, self._write, self.most_seconds)
+        copied, wait = copy_to_host(losses)
+        if copied.ndim != 1:
+            raise ConfigError(f"losses: found shape {(*copied.shape,)}, needs (n,), one of each sample")
         self._time = max(self._clock(), self._time + 1)  # also while the clock is set back
-        self._rows.append((position, *copy_to_host(losses), self._time))
+        self._rows.append((position, copied, wait, self._time))
         self._num_samples += len(losses)
         if self._num_samples % self.most_rows < len(losses):
             writer.tokens.put(self._write)
@@ -145,7 +148,8 @@ def _write(folder: Location, rank: int, rows: list[Any], writing: Any) -> Steps[
             layout = {"column_encoding": {"position": "DELTA_BINARY_PACKED", "loss": "PLAIN"}, "compression": "none"}
             parquet.write_table(table, file := pa.BufferOutputStream(), use_dictionary=False, **layout)
             name = f"losses-{taken[-1][-1]:020d}-{rank:05d}.parquet"
-            yield from WriteObject(folder / name, file.getvalue(), durable=True)
+            # Not patient: the next file has the rows, and `close` waits for this one.
+            yield from WriteObject(folder / name, file.getvalue(), durable=True, patient=False)
         except BaseException:
             rows[:0] = taken  # the next file has them
             raise

@@ -209,17 +209,17 @@ def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:
 
 
 def _strip_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
-    """Yield the same tokens without the separators at the very end, except that of the last document."""
-    num_separators = 0
+    """Yield the same tokens without the separators at the very end, except that of a last document."""
+    num_separators, is_empty = 0, True
     for piece in pieces:
         others = np.flatnonzero(piece != sep_token)
         stop = int(others[-1]) + 1 if len(others) else 0
         if stop:
             yield np.full(num_separators, sep_token, piece.dtype)
             yield piece[:stop]
-            num_separators = 0
+            num_separators, is_empty = 0, False
         num_separators += len(piece) - stop
-    yield np.full(min(num_separators, 1), sep_token, np.int64)
+    yield np.full(0 if is_empty else min(num_separators, 1), sep_token, np.int64)
 
 
 def _documents(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -175,20 +176,19 @@ class PackedFiles:
         Returns:
             Shape (n, block_size), dtype as stored.
         """
-        rows: dict[int, list[int]] = {}
-        for row, file in enumerate(files):
-            rows.setdefault(file, []).append(row)
-        ranges = [[self._locate(blocks[row]) for row in here] for here in rows.values()]
-        wanted = [*zip(self._readers(rows), ranges, strict=True)]
-        out = np.empty((len(files), self.block_size), self.header.dtype)
-        for here, views in zip(rows.values(), read_many(wanted), strict=True):
-            for row, view in zip(here, views, strict=True):
-                out[row] = np.frombuffer(view, self.header.dtype)
-        return out
+        return read_blocks([self], np.column_stack([np.zeros(len(files), np.int64), files, blocks]).astype(np.int64))
+
+    def plan_reads(self, places: Sequence[Sequence[int]]) -> list[tuple[list[int], RangeReader, list[Range]]]:
+        """Return, for each file of some places (file, block), their numbers, the file's reader, and their ranges."""
+        numbers: dict[int, list[int]] = {}
+        for number, (file, _) in enumerate(places):
+            numbers.setdefault(file, []).append(number)
+        ranges = [[self._locate(places[number][1]) for number in own] for own in numbers.values()]
+        return [*zip(numbers.values(), self._readers(numbers), ranges, strict=True)]
 
 
 def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the tokens of blocks of several sets, by one vectored read for each set.
+    """Return the tokens of blocks of several sets, by one vectored read.
 
     Args:
         files: packed files of each set.
@@ -198,9 +198,14 @@ def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDAr
         Shape (n, block_size).
     """
     out = np.empty((len(blocks), files[0].block_size), np.result_type(*(packed.header.dtype for packed in files)))
+    rows, wanted = list[tuple[int, np.dtype[Any]]](), list[tuple[RangeReader, list[Range]]]()
     for number, packed in enumerate(files):
-        here = blocks[:, 0] == number
-        out[here] = packed.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
+        own = np.flatnonzero(blocks[:, 0] == number)
+        for numbers, reader, ranges in packed.plan_reads(blocks[own, 1:3].tolist()):
+            rows += [(row, packed.header.dtype) for row in own[numbers].tolist()]
+            wanted.append((reader, ranges))
+    for (row, dtype), view in zip(rows, chain.from_iterable(read_many(wanted)), strict=True):
+        out[row] = np.frombuffer(view, dtype)
     return out
 
 

@@ -188,7 +188,9 @@ class Run:
         planned: bool = True,
         warns: bool = True,
     ) -> list[Any]:
-        """Return the datasets of train, valid and test, as the builder returns them; built once. Of the first phase.
+        """Return the datasets of train, valid and test, as the builder returns them, of the first phase.
+
+        Built once for each value of `pinned` and `planned`, with the other arguments of the first call.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
@@ -205,11 +207,12 @@ class Run:
         """
         if self.phase_transition_iterations:
             return self._phase.build(on_outcome=on_outcome, pinned=pinned, planned=planned, warns=warns)
-        built: dict[bool, list[Any]] = vars(self).setdefault("_built", {})
-        if planned not in built and False not in built:
+        built: dict[tuple[bool, bool], list[Any]] = vars(self).setdefault("_built", {})
+        found = built.get((pinned, False)) or built.get((pinned, planned))
+        if found is None:
             builder = self.builder(pinned=pinned, planned=planned, warns=warns)
-            built[planned] = builder.build(on_outcome=on_outcome)
-        return built[False] if False in built else built[planned]
+            found = built[pinned, planned] = builder.build(on_outcome=on_outcome)
+        return found
 
     def requests(self) -> SplitRequests:
         """Return what the run asks for of each split, before anything is opened; of a run in phases, of the first."""

@@ -201,8 +201,7 @@ class RunOrder:
         """Return the samples of each source at some positions, and their input tokens; shape (2, number of sources).
 
         Args:
-            spans: positions from the first to before the second of each pair. Blocks of packed files of which no
-                source is known are not counted.
+            spans: positions (first, stop). Blocks of packed files of which no source is known are not counted.
         """
         counts = np.zeros((2, len(self.sources)), np.int64)
         for stretch in (stretch for span in spans for stretch in cut(span, STRETCH_POSITIONS)):
@@ -255,12 +254,16 @@ class RunOrder:
         return self.reading.num_steps()
 
     @property
+    def stage_ends(self) -> Numbers:
+        """The sample before which each stage of the blend ends, of those that a view leaves; none without stages."""
+        ends = np.cumsum([stage.num_samples for stage in (self.run and self.run.stages) or ()], dtype=np.int64)
+        return np.searchsorted(self.order.kept, ends) if isinstance(self.order, ViewOrder) else ends
+
+    @property
     def stage_starts(self) -> list[int]:
         """The step with which each stage of the blend begins that begins within this run."""
-        ends = np.cumsum([stage.num_samples for stage in (self.run and self.run.stages) or ()], dtype=np.int64)
-        ends = np.searchsorted(self.order.kept, ends) if isinstance(self.order, ViewOrder) else ends
         within = range(self.reading.schedule.consumed_samples + 1, len(self.order))
-        return [self.reading.schedule.step_of(end) for end in ends.tolist() if end in within]
+        return [self.reading.schedule.step_of(end) for end in self.stage_ends.tolist() if end in within]
 
     @property
     def pass_steps(self) -> int:

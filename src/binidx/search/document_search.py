@@ -113,9 +113,9 @@ def search_documents(
 
     Source: ours.
     """
-    began, watch = time.monotonic(), watch or SilentWatcher()
+    began, watch, workers = time.monotonic(), watch or SilentWatcher(), workers or Workers()
+    workers.check_records(records)
     locations = {(location := Location.of(prefix, storage_options)).uri: location for prefix in prefixes}
-    datasets = OPENS.map(WholeDataset, locations.values())
     if normalize and table is None:
         raise ConfigError("normalize, tokens: found both, need one; token ids are compared as they are stored")
     texts = [normalize_query(pattern) if normalize and isinstance(pattern, str) else pattern for pattern in patterns]
@@ -123,6 +123,7 @@ def search_documents(
     encoded = tuple(text.encode() if isinstance(text, str) else tuple(text) for text in texts)
     if not encoded or not all(encoded):
         raise ConfigError("patterns: found an empty one, or none; give a text, or token ids")
+    datasets = OPENS.map(WholeDataset, locations.values())
     hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
     hashed_table = table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]
     query = JsonFile.digest([hashed, hashed_table, *([unicodedata.unidata_version] if normalize else [])])
@@ -135,7 +136,7 @@ def search_documents(
     folder = None if records is None else Location.of(records, storage_options)
     identity = {"job": "grep", "query": query, "parts": JsonFile.digest([part.name for part in every])}
     search = _Search(encoded, table, folded)
-    results = make_recorded_parts(search, every, workers or Workers(), folder, identity, watch, remote_data=is_remote)
+    results = make_recorded_parts(search, every, workers, folder, identity, watch, remote_data=is_remote)
     for dataset in datasets:
         dataset.source.check_unchanged()
     found = {name: base64.b64decode(result["hits"]) for name, result in results.items()}

@@ -176,6 +176,8 @@ class ReadableFile(io.RawIOBase):
 
     def read(self, count: int = -1) -> bytes:
         stop = self._reader.size if count < 0 else min(self._position + count, self._reader.size)
+        if stop <= self._position:  # at the end or beyond it, as after a seek
+            return b""
         data = bytes(self._reader.read([(self._position, stop)])[0])
         self._position = stop
         return data

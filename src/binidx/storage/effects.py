@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from binidx.errors import ObjectNotFoundError, StorageError
+from binidx.storage.cache.block_files import remove_unlocked
 from binidx.storage.location import Location
 from binidx.storage.requests.listing import list_matches
 from binidx.storage.requests.remote_object import read_small
-from binidx.storage.requests.scheduler import retried
 from binidx.storage.steps import Call as Call
 from binidx.storage.steps import Effect as Effect
 from binidx.storage.steps import Now as Now
@@ -199,15 +199,14 @@ class ReadObject(Effect["bytes | None"]):
     """Return the bytes of a small object; None if there is none.
 
     Args:
-        patient: whether a request that fails in passing is sent again.
+        patient: whether it outlasts outages; False: for shells with deadlines of their own.
     """
 
     location: Location
-    patient: bool = False
+    patient: bool = True
 
     def perform(self) -> bytes | None:
-        read = functools.partial(read_small, self.location)
-        return retried(self.location, read) if self.patient else read()
+        return read_small(self.location, patient=self.patient)
 
 
 @dataclass(frozen=True)
@@ -216,14 +215,16 @@ class PutIfAbsent(Effect[bool]):
 
     Args:
         durable: whether it is synced on a disk; else a lost node may lose it.
+        patient: as of `ReadObject`.
     """
 
     location: Location
     data: bytes
     durable: bool = False
+    patient: bool = True
 
     def perform(self) -> bool:
-        return put_if_absent(self.location, self.data, durable=self.durable)
+        return put_if_absent(self.location, self.data, durable=self.durable, patient=self.patient)
 
 
 @dataclass(frozen=True)
@@ -231,25 +232,31 @@ class WriteObject(Effect[None]):
     """Write or replace an object, at once.
 
     Args:
-        durable: as of `PutIfAbsent`.
+        durable, patient: as of `PutIfAbsent`.
     """
 
     location: Location
     data: bytes
     durable: bool = False
+    patient: bool = True
 
     def perform(self) -> None:
-        write_object(self.location, [self.data], durable=self.durable)
+        write_object(self.location, [self.data], durable=self.durable, patient=self.patient)
 
 
 @dataclass(frozen=True)
 class DeleteObject(Effect[None]):
-    """Delete an object, if there is one."""
+    """Delete an object, if there is one.
+
+    Args:
+        patient: as of `ReadObject`.
+    """
 
     location: Location
+    patient: bool = True
 
     def perform(self) -> None:
-        delete_object(self.location)
+        delete_object(self.location, patient=self.patient)
 
 
 @dataclass(frozen=True)
@@ -260,13 +267,16 @@ class ListObjects(Effect["list[Location]"]):
 
     def perform(self) -> list[Location]:
         with contextlib.suppress(ObjectNotFoundError):
-            return [Location(uri, self.folder.options) for uri in list_matches(self.folder + "/")]
+            return [self.folder.beside(uri) for uri in list_matches(self.folder + "/")]
         return []
 
 
 @dataclass(frozen=True)
 class RemoveFolder(Effect[None]):
-    """Remove a folder of a disk, and what killed writers left in it, unless it holds something else."""
+    """Remove a folder of a disk, and what killed writers left in it, unless it holds something else.
+
+    Staging files of living writers, such as another call of the same job, are locked: they stay, and the folder, too.
+    """
 
     folder: Location
 
@@ -274,7 +284,7 @@ class RemoveFolder(Effect[None]):
         if (path := self.folder.local_path) is not None:
             with contextlib.suppress(OSError):
                 for staging in Path(path).glob("*.tmp"):
-                    staging.unlink()
+                    remove_unlocked(str(staging))
                 os.rmdir(path)
 
 

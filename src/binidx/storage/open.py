@@ -258,7 +258,7 @@ def open_stored(
                 return LocalFile(path)
         except MapRefusedError as error:
             warn_once("mmap", f"{error}; such files are read by ranges, as by mmap=False, which costs CPU")
-        return RemoteObject(Location(f"file://{os.path.abspath(path)}"))
+        return RemoteObject(location.beside(f"file://{os.path.abspath(path)}"))
     reader = RemoteObject(location, info=found.info if found else None)
     if found and found.end:
         reader.stats.add(requests=1, bytes_moved=len(found.end))

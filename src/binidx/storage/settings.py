@@ -92,9 +92,10 @@ class ReadSettings:
             are checksums; if the store does not tell whether there are, a warning is logged.
         deadline_seconds: time after which a read, or the lookup of an object, fails that gets no response, or only
             broken ones, retries included.
-        outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
-            5xx, or 429 or 503 to all processes of the node; None: two minutes less than the timeout of the process
-            group of torch.distributed, 8 minutes without one.
+        outage_seconds: time after which a read, a write or a deletion fails whose store cannot be reached or answers
+            5xx, or 429 or 503 to all processes of the node. What a run can do without is tried once: leases and caches
+            of indices, files of losses. None: two minutes less than the timeout of the process group of
+            torch.distributed, 8 minutes without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
             requests that are sent without a driver.

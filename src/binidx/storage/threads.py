@@ -127,14 +127,17 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
 
 
 def map_in_flight(
-    function: Callable[[Item], Result], items: Iterable[Item], count: int
+    function: Callable[[Item], Result], items: Iterable[Item], count: int, stop: Callable[[], object] = lambda: None
 ) -> Generator[Result, None, None]:
     """Yield `function(item)` for all items, in order, computed in `count` threads at most `count` items ahead.
+
+    Each call has a copy of this thread's context, so that its cancellation scope holds there too.
 
     Close the generator: until then threads may use the items, which must stay open.
 
     Args:
         count: threads, and most results that wait to be taken.
+        stop: called before the threads are waited for if they may be at work although no more results are taken.
     """
     pending: deque[Future[Result]] = deque()
     pool = READS.executor(count)
@@ -142,9 +145,12 @@ def map_in_flight(
         for item in items:
             if len(pending) == count:
                 yield pending.popleft().result()
-            pending.append(pool.submit(function, item))
+            pending.append(pool.submit(contextvars.copy_context().run, function, item))
         while pending:
             yield pending.popleft().result()
+    except BaseException:
+        stop()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -254,10 +260,20 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         with _gc_lock():
-            _rare -= 1
+            _rare = max(_rare - 1, 0)  # 0 already in a child that was forked within the block
             if _rare == 0:
                 gc.set_threshold(*_usual)
 
+
+def _forget_collections() -> None:
+    """Restore the thresholds in a forked child, which lacks the threads that would."""
+    global _rare
+    if _rare:
+        _rare = 0
+        gc.set_threshold(*_usual)
+
+
+os.register_at_fork(after_in_child=_forget_collections)
 
 RARE = (50_000, 50, 1000)
 """Least thresholds of the generations of the collector within `rare_collections`."""

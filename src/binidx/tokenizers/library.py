@@ -84,6 +84,8 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
 
     def decode(ids: list[int]) -> str:
         try:
+            if package == "tokenizers" and None in map(library.id_to_token, ids):
+                raise IndexError  # it would leave these ids out
             return str(library.decode(ids))
         except (IndexError, KeyError) as error:
             raise ConfigError(

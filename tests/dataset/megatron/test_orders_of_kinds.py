@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,30 @@ def test_a_subclass_may_ask_for_the_length_and_not_hide_that_of_a_view(tmp_path:
     viewed = binidx.GPTDatasetConfig(**GPT, blend=([prefix], None), order=binidx.View(f"{tmp_path}/list.txt"))
     with pytest.raises(ConfigError, match="order: Shorter reads or counts samples by itself, which takes no order"):
         build(Shorter, viewed, 30)
+
+
+def test_threads_that_open_an_order_at_once_do_not_open_it_again_for_their_own_hooks() -> None:
+    class Opener:
+        def open(self, request: object) -> str:
+            is_outer = threading.get_ident() not in begun
+            begun.append(threading.get_ident())
+            if is_outer:
+                both.wait()
+            inner.append(dataset.order)
+            if is_outer:
+                both.wait()
+            return "whole"
+
+    class Opened(binidx.GPTDataset):
+        opener: Any = Opener()
+
+    begun, inner, both = list[int](), list[Any](), threading.Barrier(2)
+    dataset: Any = object.__new__(Opened)
+    vars(dataset).update(request=None, opened=SimpleNamespace(order="below"))
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(lambda _: dataset.order, range(2))] == ["whole", "whole"]
+    assert len({*begun}) == len(begun) == 2
+    assert inner == ["below", "below"]
 
 
 def test_a_blend_with_its_own_getitem_is_read_by_it(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -249,3 +252,14 @@ def test_memory_is_the_batch_and_not_the_row_group(tmp_path: Path) -> None:
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
     assert most < 12 << 20
+
+
+def test_footers_are_read_although_something_prints_in_the_process_that_parses_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"text": ["a", "b"]})
+    (tmp_path / "sitecustomize.py").write_text("print('a hook of the site', flush=True)")
+    code = "import sys; from binidx.format.parquet_footer import read_metadata\n"
+    code += "from binidx.storage.open import open_object; print(read_metadata(open_object(sys.argv[1])).num_rows)"
+    places = os.pathsep.join([str(tmp_path), *sys.path])
+    run = [sys.executable, "-c", code, str(path)]
+    printed = subprocess.run(run, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, check=True)
+    assert printed.stdout.splitlines()[-1] == "2"

@@ -66,6 +66,26 @@ def test_planned_shares_of_stages_change_where_stages_begin(tmp_path: Path) -> N
     assert np.abs(timeline.counts[:10, 0].sum() / 40 - 0.9) < 0.05
 
 
+def test_planned_shares_of_stages_change_where_a_view_moves_their_begin(tmp_path: Path) -> None:
+    import random
+
+    prefixes = [write_source(tmp_path / name, random.Random(seed), False) for seed, name in enumerate("ab")]
+    (tmp_path / "drop.txt").write_text(f"{prefixes[0]}\t0\n{prefixes[0]}\t1\n{prefixes[0]}\t2\n")
+    config = binidx.GPTDatasetConfig(
+        random_seed=1, sequence_length=8, blend=(prefixes, [0.5, 0.5]), split="1,0,0",
+        tokenizer=binidx.SpecialTokens(), order=binidx.View(f"{tmp_path}/drop.txt"),
+    )  # fmt: skip
+    stages = [binidx.Stage((prefixes, weights), 40) for weights in ([0.9, 0.1], [0.25, 0.75])]
+    order = RunOrder.of(binidx.Run(config, [0, 0, 0], micro_batch_size=1, stages=stages))
+    (start,) = order.stage_starts
+    assert start < 40  # samples of the first stage are left out
+    steps = order.num_steps()
+    assert steps is not None
+    planned = build_timeline(order, range(steps), steps).planned
+    assert planned is not None
+    assert planned[:, 0].tolist() == [0.9] * start + [0.25] * (steps - start)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_equal_figures_are_equal_files(kind: str, tmp_path: Path) -> None:
     order = random_order(tmp_path, 4)

@@ -17,6 +17,8 @@ from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.gpt_variants import BestFitGPTDataset
 from binidx.dataset.staged import LengthStagedDataset
 from binidx.errors import ConfigError
+from binidx.explore.explored import Explored
+from binidx.explore.views import show_run
 from binidx.jobs.parts import Shard, Workers
 from binidx.order.blended_order import list_members
 from binidx.order.order_options import OrderOption
@@ -24,6 +26,7 @@ from binidx.order.requests import Request
 from binidx.order.staged.window_order import LengthStage
 from binidx.run.global_order import GlobalOrder
 from binidx.run.provenance.accounts import _times_seen, account
+from binidx.run.provenance.data_card import build_card
 from binidx.run.run_file import Run
 from binidx.run.schedule import BatchSchedule
 
@@ -124,3 +127,22 @@ def test_workers_count_the_repeats_of_one_process(part_positions: int, tmp_path:
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ConfigError, match="shard: a count needs"):
         account(order, 20, repeats=True, workers=Workers(shard=Shard(0, 2)))
+
+
+def test_a_prefix_that_a_blend_names_twice_is_one_source_of_a_card_and_of_a_page(tmp_path: Path) -> None:
+    prefix, other = (write_source(tmp_path / name, random.Random(seed), False) for seed, name in enumerate("ab"))
+    config = binidx.GPTDatasetConfig(
+        random_seed=1, sequence_length=16, blend=([prefix, other, prefix], [0.5, 0.3, 0.2]), split="1,0,0",
+        tokenizer=binidx.SpecialTokens(),
+    )  # fmt: skip
+    Run(config, [60, 0, 0], 1).save(f"{tmp_path}/run.json")
+    history = binidx.RunHistory.of(Run.load(f"{tmp_path}/run.json"))
+    _, contents = history.last.trace(range(60))
+    starts = Counter(contents.document[(contents.inputs > 0) & (contents.start == 0) & (contents.piece_source != 1)])
+    first, second = build_card(history, 60, repeats=True)["sources"]
+    index = binidx.IndexedDataset(prefix).index
+    assert (first["source"], second["source"], first["tokens"]) == (prefix, other, index.num_tokens)
+    assert first["tokens_read"] + second["tokens_read"] == 60 * 16
+    assert first["seen"][1:] == [[*starts.values()].count(times) for times in range(1, len(first["seen"]))]
+    shares = [row["share"] for row in show_run(Explored.open(f"{tmp_path}/run.json"), {})["rows"]]
+    assert shares == pytest.approx([first["samples_read"] / 60, second["samples_read"] / 60])

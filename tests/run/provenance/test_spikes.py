@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import Bucket
 from helpers.gpt_data import Tokenizer
 from helpers.readahead_loaders import wait_for
@@ -207,6 +208,16 @@ def test_a_recorder_is_pickled_without_its_rows(tmp_path: Path) -> None:
 def test_a_recorder_without_a_folder_is_an_error_at_the_first_record() -> None:
     with pytest.raises(ConfigError, match="losses_to: found none"):
         LossRecorder(None).record(0, [1.0])
+
+
+def test_losses_of_tokens_are_refused(tmp_path: Path) -> None:
+    recorder = LossRecorder(tmp_path)
+    for losses in (np.zeros((2, 3)), torch.zeros(2, 3), [[1.0], [2.0]]):
+        with pytest.raises(ConfigError, match=r"losses: found shape \(2, \d\), needs \(n,\), one of each sample"):
+            recorder.record(0, losses)
+    recorder.close()
+    with pytest.raises(ObjectNotFoundError):
+        read_losses(tmp_path)
 
 
 def test_folders_without_losses_and_damaged_files_are_errors(tmp_path: Path) -> None:

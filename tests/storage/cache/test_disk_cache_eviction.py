@@ -21,12 +21,12 @@ from helpers.versioned_objects import MarkedObject
 
 from binidx.errors import ObjectNotFoundError
 from binidx.storage.cache import block_files, cached_object, quota_files
-from binidx.storage.cache.block_files import open_beside, remove_unlocked
+from binidx.storage.cache.block_files import open_beside, remove_unlocked, try_lock
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import BlockFile, CacheQuota, Reservation, evict
 from binidx.storage.cache.maintenance import cached_contents, prune
 from binidx.storage.cache.object_files import ObjectFiles
-from binidx.storage.cache.quota_files import QuotaDirectory
+from binidx.storage.cache.quota_files import EVICTOR, QuotaDirectory
 from binidx.storage.effects import run
 from binidx.testing import ended_well, forked
 
@@ -94,6 +94,39 @@ def test_one_thread_at_a_time_opens_the_quota_of_a_directory(tmp_path: Path) -> 
     assert is_free == []  # all that is read may be cached
     assert cached.quota is reader.cached.quota
     assert is_free == [False]
+
+
+@pytest.mark.parametrize("opens", ["another limit", "pruning"])
+def test_an_eviction_stays_locked_whatever_else_its_process_does_in_the_directory(tmp_path: Path, opens: str) -> None:
+    """The kernel drops the record locks of a process with the first descriptor of the file that it closes."""
+    read_blocks(small(MarkedObject(DATA), tmp_path), 0)
+    quota = cached_object.get_quota(str(tmp_path), BLOCK)
+    assert quota.files.begin_eviction()
+    if opens == "pruning":
+        prune(str(tmp_path))
+    else:
+        assert cached_object.get_quota(str(tmp_path), 2 * BLOCK).files is quota.files
+    gc.collect()
+
+    def try_as_another_process() -> None:
+        descriptor = os.open(tmp_path / "usage", os.O_RDWR)
+        assert not try_lock(descriptor, fcntl.LOCK_EX, (EVICTOR, EVICTOR + 1))
+
+    assert ended_well(forked(try_as_another_process))
+    quota.files.end_eviction()
+
+
+def test_a_limit_that_changes_while_an_object_is_stored_leaves_nothing_reserved(tmp_path: Path) -> None:
+    cached = small(MarkedObject(DATA), tmp_path, 100 * BLOCK).cached
+    before, steps = cached.quota, cached.store_whole(memoryview(DATA))
+    call = next(steps)
+    while not before.reservations:
+        call = steps.send(call.perform())
+    cached.change_limit(200 * BLOCK)
+    with contextlib.suppress(StopIteration):
+        while True:
+            call = steps.send(call.perform())
+    assert not before.reservations
 
 
 def test_an_eviction_counts_what_other_threads_are_about_to_write(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import ObjectChangedError
+from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.fill_plan import (
     PAYING_SHARE,
@@ -107,6 +108,15 @@ def test_reads_have_a_rate_while_others_run() -> None:
     assert (reads.rate(12.0), reads.rate(14.0), reads.seconds) == (500.0, 250.0, 1.0)
     reads.end(10.0, 0, 15.0)
     assert (reads.rate(99.0), reads.seconds) == (200.0, 1.0)  # that of the read that brought bytes
+
+
+def test_a_lazy_reader_is_filled_and_one_that_splits_nothing_into_nothing_is_left_alone(tmp_path: Path) -> None:
+    cache = small(MarkedObject(DATA), tmp_path)
+    lazy = LazyReader("memory://b/lazy", len(DATA), lambda: cache)
+    joined = JoinedReader("memory://b/joined", [cache], [len(DATA)])
+    assert joined.split([]) == ([], [])
+    assert filling_of(lazy).cache_of(0) is cache
+    assert filling_of(joined).cache_of(0) is None
 
 
 def test_each_byte_is_fetched_once_and_a_second_filling_fetches_nothing(tmp_path: Path) -> None:

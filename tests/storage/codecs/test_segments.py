@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
-from binidx.storage.codecs.segments import BATCH_BYTES, SegmentedObject, SegmentWriter
+from binidx.storage.codecs.segments import BATCH_BYTES, SegmentedObject, SegmentWriter, joined_table, stored_pieces
 from binidx.storage.interfaces import Range
 from binidx.storage.open import codec_named, codec_of, suffix_of
 from binidx.storage.threads import thread_count
@@ -325,3 +325,20 @@ def test_every_codec_gives_back_what_it_was_given(name: str) -> None:
 
 def test_a_name_tells_the_codec() -> None:
     assert list(map(codec_of, ["en.bin.zst", "en.bin", "en.zst", "en.bin.zst.tmp"])) == ["zstd", "raw", "raw", "raw"]
+
+
+@pytest.mark.parametrize("sums", [(True, True), (True, False)])
+def test_a_join_keeps_the_checksums_of_tables_that_all_have_them(sums: tuple[bool, bool]) -> None:
+    plain = [b"a" * 10, b"bcd" * 7]
+    readers = [opened(foreign(plain, sums=kept))[0] for kept in sums]
+    frames = [reader.reader.read(stored_pieces(reader)) for reader in readers]
+    stored = bytearray(b"".join(bytes(view) for views in frames for view in views) + joined_table(readers))
+    joined, _ = opened(bytes(stored))
+    assert bytes(joined.read([(0, joined.size)])[0]) == 2 * b"".join(plain)
+    assert joined.table.marked
+    if not all(sums):
+        assert joined.table.checksums is None
+        return
+    stored[stored.rindex(b"bcd")] ^= 1
+    with pytest.raises(FormatError, match=r"segment 3 is damaged .its checksum in the seek table is another"):
+        opened(bytes(stored))[0].read([(0, joined.size)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -116,6 +116,29 @@ def test_slow_start_widens_with_responses_and_time() -> None:
         return admitted, at_first
 
     assert asyncio.run(run()) == (rate_limiter.FIRST_WINDOW, rate_limiter.FIRST_WINDOW + 2)
+
+
+def test_slow_start_goes_on_widening_with_time_after_outcomes_were_shared() -> None:
+    class Timer:
+        def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+            self.call = call
+            timers.append(self)
+
+        def cancel(self) -> None:
+            timers.remove(self)
+
+    timers, sent = list[Timer](), list[int]()
+    limiter = RateLimiter("folder", FirstLimits(), NodeRates(None), Timer, lambda read, place: sent.append(place), 128)
+    read = Waiting(0)
+    read.limiter = limiter
+    num_admitted = sum(limiter.admits(read, place) for place in range(400))
+    for number in range(rate_limiter.SHARED_COUNT):
+        limiter.note_response(float(number))
+    window = num_admitted + rate_limiter.SHARED_COUNT
+    assert len(sent) == window
+    timers.pop().call()
+    assert len(sent) == 2 * window
+    assert len(timers) == 1, "nothing widens the window further"
 
 
 # Against a server

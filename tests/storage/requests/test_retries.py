@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 
 from binidx.errors import ShortReadError, StorageError, UnreachableError
+from binidx.storage.location import Location
+from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.requests.request_schedule import LARGEST_BUDGET, LATE_TIMES, HedgeTimer
 from binidx.storage.requests.retries import (
     FEW_TRIES,
@@ -26,7 +28,7 @@ from binidx.storage.requests.retries import (
     longest_pause,
     out_of_time,
 )
-from binidx.storage.requests.scheduler import pause
+from binidx.storage.requests.scheduler import pause, retried
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import HTTPStatusError, retry_after
 
@@ -140,6 +142,22 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: float) -> None:
 def test_a_date_of_retry_after_is_waited_for() -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
     assert 80_000 < retry_after(HTTPStatusError(503, "", {"retry-after": later})) <= 86_400
+
+
+def test_requests_of_a_thread_pause_for_as_long_as_retry_after_demands() -> None:
+    def request() -> str:
+        if len(pauses) < 3:
+            raise HTTPStatusError(429, "slow down", {"retry-after": "5"})
+        return "done"
+
+    class Pauses(Scope):
+        def pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+    pauses, settings = list[float](), ReadSettings(outage_seconds=480.0)
+    with cancellable(Pauses()):
+        assert retried(Location("memory://retry-after/k"), request, settings) == "done"
+    assert pauses == [5.0, 5.0, 5.0]
 
 
 def test_transient_failures_are_tried_until_the_deadline_and_wrong_responses_a_few_times() -> None:

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from helpers.conversion import build, pair
 
+from binidx.storage.effects import RemoveFolder
 from binidx.storage.location import Location
 from binidx.storage.stores.local import node_id
 from binidx.storage.writing import staging
@@ -126,3 +128,18 @@ merge_datasets({sources!r}, {str(target)!r}, watch=Killer())
     assert main(["merge", *sources, "--to", str(target)]) == 0
     assert not any(name.endswith(".tmp") for name in names(target.parent))
     assert pair(str(target))[0] == b"".join(pair(source)[0] for source in sources)
+
+
+def test_a_removed_folder_loses_what_killed_writers_left_and_nothing_of_living_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    left = folder / f"left.{uuid.uuid4().hex}.tmp"
+    left.touch()
+    with create_object(Location(str(folder / "record.json"))) as out:
+        out.write(b"late")
+        RemoveFolder(Location(str(folder))).perform()
+        assert not left.exists()
+    assert (folder / "record.json").read_bytes() == b"late"
+    (folder / "record.json").unlink()
+    RemoveFolder(Location(str(folder))).perform()
+    assert not folder.exists()

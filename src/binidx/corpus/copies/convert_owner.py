@@ -106,7 +106,7 @@ class ConvertOwner:
         """Return the content of the file; None if there is none. A malformed file has no owner and no objects."""
         try:
             # One request: another call may replace the file between two.
-            data = yield from effects.ReadObject(self.file, patient=True)
+            data = yield from effects.ReadObject(self.file)
             return None if data is None else OWNER_FILE.decode(data, self.file.uri)
         except FormatError:
             return OwnerFields()

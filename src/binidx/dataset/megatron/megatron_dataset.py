@@ -105,9 +105,6 @@ class MegatronDataset(OrderedDataset):
     config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
     """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
-    _opening_thread: int | None = None
-    """Thread that opens the order; other threads do not wait for it, and may open the order, too."""
-
     release_rules: ClassVar[Set[Rule]] = frozenset()
     """Rules of Megatron's releases on which the samples of this kind depend; `megatron_samples` selects a release."""
 
@@ -197,13 +194,15 @@ class MegatronDataset(OrderedDataset):
         """Order of this request, which is opened at the first use: a blend of the dataset opens its own."""
         if self._opened_order is not None:
             return self._opened_order
-        if self._opening_thread == threading.get_ident():
+        # Threads do not wait for one another, and may open the order, too. A set changes in one step.
+        opening, thread = vars(self).setdefault("_opening_threads", set()), threading.get_ident()
+        if thread in opening:
             return self.opened.order  # a method of a user asks for the length while a view is opened
-        self._opening_thread = threading.get_ident()
+        opening.add(thread)
         try:
             self._opened_order = order = self.opener.open(self.request)
         finally:
-            self._opening_thread = None
+            opening.discard(thread)
         return order
 
     @property

@@ -243,7 +243,7 @@ def number_samples(idx: Any, size: int) -> Sequence[int]:
     return [range(size)[number] for number in idx]
 
 
-UNPICKLED = ("_samples", "_assemble", "build_context", "request")
+UNPICKLED = ("_samples", "_assemble", "build_context", "request", "_opening_threads")
 """Attributes that are made again, or belong to this process."""
 
 

@@ -54,7 +54,10 @@ Built = tuple[Arrays, bool]
 
 @dataclass(frozen=True)
 class Lease:
-    """Lease in an object. `beat_seconds` and `dead_seconds` are as of `lease`."""
+    """Lease in an object. `beat_seconds` and `dead_seconds` are as of `lease`.
+
+    None of its requests is patient: it expires sooner than an outage ends, and all nodes can do without it.
+    """
 
     location: Location
     beat_seconds: ClassVar[float] = leases.BEAT_SECONDS
@@ -62,15 +65,15 @@ class Lease:
 
     def read(self) -> Steps[LeaseRecord]:
         """Return the record, in one request; `NO_LEASE` if there is none."""
-        data = yield from effects.ReadObject(self.location)
+        data = yield from effects.ReadObject(self.location, patient=False)
         return NO_LEASE if data is None else parse_lease_record(data)
 
     def write(self, record: LeaseRecord) -> Steps[None]:
-        yield from effects.WriteObject(self.location, LEASE_FILE.encode(record))
+        yield from effects.WriteObject(self.location, LEASE_FILE.encode(record), patient=False)
 
     def remove(self) -> Steps[None]:
         """Delete the lease, of whatever holder."""
-        yield from effects.DeleteObject(self.location)
+        yield from effects.DeleteObject(self.location, patient=False)
 
     def acquire(self, node: str = "") -> Steps[HeldLease | None]:
         """Acquire the lease; return None if another process holds it.
@@ -122,7 +125,7 @@ class Lease:
         return Lease(self.location + f"-after-{holder}")
 
     def _put(self, record: LeaseRecord) -> Steps[bool]:
-        return (yield from effects.PutIfAbsent(self.location, LEASE_FILE.encode(record)))
+        return (yield from effects.PutIfAbsent(self.location, LEASE_FILE.encode(record), patient=False))
 
 
 def new_lease_record(node: str, after: str = "") -> Steps[LeaseRecord]:

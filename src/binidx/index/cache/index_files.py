@@ -139,10 +139,10 @@ class IndexFiles:
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
-        return read_small(self.file(suffix))
+        return read_small(self.file(suffix), patient=False)  # as a start can do without a cached index
 
     def write(self, suffix: str, data: bytes) -> None:
-        write_object(self.file(suffix), [data], durable=False)
+        write_object(self.file(suffix), [data], durable=False, patient=False)
 
     def read_manifest(self) -> Manifest | None:
         """Return the manifest; None if it does not exist.
@@ -152,7 +152,7 @@ class IndexFiles:
             StorageError: it cannot be read.
         """
         file = self.file(MANIFEST)
-        data = read_small(file)
+        data = read_small(file, patient=False)
         return None if data is None else parse_manifest(data, file.uri)
 
     def remove_staging_files(self) -> None:

@@ -214,10 +214,9 @@ def _planned_shares(order: RunOrder, group: Numbers, size: int, firsts: Sequence
             return None
         np.add.at(shares.T, group, np.array(blend[1], np.float64)[:, None] / np.sum(blend[1]))
         return shares
-    first, numbers = 0, dict(zip(order.prefixes, group, strict=True))
-    for stage in stages:
-        inside = (np.array(firsts) >= first) & (np.array(firsts) < first + stage.num_samples)
+    numbers = dict(zip(order.prefixes, group, strict=True))
+    for number, stage in enumerate(stages):
+        inside = np.searchsorted(order.stage_ends, firsts, side="right") == number
         for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
             shares[inside, numbers[str(config.as_written(prefix))]] = share
-        first += stage.num_samples
     return shares

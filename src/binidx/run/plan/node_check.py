@@ -264,8 +264,8 @@ def _check_caches(plan: RunPlan, limits: NodeLimits) -> Iterator[NodeCheck]:
     canary, directory = folder / f"check-{uuid.uuid4().hex}.tmp", folder.uri
     content, began = uuid.uuid4().hex.encode(), time.time()
     try:
-        write_object(canary, [content])
-        found, skew = read_small(canary), _clock_skew(canary, began)
+        write_object(canary, [content], patient=False)  # an outage is to be reported, not outlasted
+        found, skew = read_small(canary, patient=False), _clock_skew(canary, began)
         measured = {} if folder.local_path is None else measure_disk(folder.local_path)
     except (BinidxError, OSError, NotImplementedError) as error:
         detail = f"indices cannot be kept here, so that every start builds them: {error}"
@@ -273,7 +273,7 @@ def _check_caches(plan: RunPlan, limits: NodeLimits) -> Iterator[NodeCheck]:
         return
     finally:
         with contextlib.suppress(BinidxError, OSError, NotImplementedError):
-            delete_object(canary)
+            delete_object(canary, patient=False)
     if found != content:
         yield NodeCheck(redacted(directory), FAILED, "an object that was just written has other bytes when it is read")
     elif skew > MOST_SKEW_SECONDS:

@@ -119,21 +119,24 @@ class Accounts(list[SourceAccount]):
 
 
 @trims_traceback
-def account(order: Runs, stop_step: int, *, repeats: bool = False, workers: Workers | None = None) -> Accounts:
+def account(
+    order: Runs, stop_step: int, *, repeats: bool = False, by_name: bool = False, workers: Workers | None = None
+) -> Accounts:
     """Return the use of each source in the steps before `stop_step`, and in samples consumed before the first of them.
 
     Args:
         order: the order of a run, or the history of several.
         stop_step: first step that is not counted.
         repeats: also count how often each document was started.
+        by_name: count a prefix that a blend names twice as one source.
         workers: workers that count the repeats, 131,072 samples a part; by default this process. It adds each part as
             it comes: 12 bytes a document of the sources.
 
     Returns:
         One `SourceAccount` per source, in the order of the blend; in a history, with the sizes of the last run that has
-        it. A prefix that a blend names twice is two sources; the rounds of a source of a run in stages are one, and so
-        are packed files of one dataset. A set of packed files whose dataset is not known is a source after those of its
-        run, whose documents are its blocks; `notes` names them. The list can `plot`.
+        it. A prefix that a blend names twice is two sources, unless `by_name`; the rounds of a source of a run in
+        stages are one, and so are packed files of one dataset. A set of packed files whose dataset is not known is a
+        source after those of its run, whose documents are its blocks; `notes` names them. The list can `plot`.
 
     Raises:
         IndexError: the run has fewer steps.
@@ -152,12 +155,12 @@ def account(order: Runs, stop_step: int, *, repeats: bool = False, workers: Work
         names = joined.names_of(each.sources)
         # A blend may name a prefix twice; a stage may not.
         is_one, is_last = each.is_packed or (each.run and each.run.stages is not None), number + 1 == len(parts)
-        keys = [(name, 0 if is_one else names[:place].count(name)) for place, name in enumerate(names)]
+        keys = [(name, 0 if is_one or by_name else names[:place].count(name)) for place, name in enumerate(names)]
         first = each.reading.schedule.consumed_samples if number else 0
         for key, found in _account(each, keys, first, steps.stop, is_last=is_last and not each.is_packed).items():
             before = accounts.get(key, NONE)
             accounts[key] = replace(found, **{name: getattr(before, name) + getattr(found, name) for name in SUMMED})
-            if (rounds := keys.count(key)) > 1 and not each.is_packed:
+            if (rounds := keys.count(key)) > 1 and is_one and not each.is_packed:
                 notes.append(f"{redacted(key[0])}: {rounds} rounds, each in an order of its own, are one source here")
         stop = each.reading.schedule.samples_before(steps.stop)
         for place, (name, size, num_read, length) in enumerate(each.count_unknown(stop), 1):
@@ -266,11 +269,9 @@ def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, 
 
 def _histogram(order: RunOrder, number: int, counts: NDArray[Any]) -> tuple[int, ...]:
     own, histogram, last = order.sources[number].sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
-    parts = (
-        (range(*part) for part in cut((own.start, own.stop), STRETCH_POSITIONS)) if isinstance(own, range) else [own]
-    )
+    parts = cut((0, len(own)), STRETCH_POSITIONS) if isinstance(own, range) else [(0, len(own))]
     for part in parts:
-        documents = np.unique(order.reads.find_documents(number, np.asarray(part, np.int64))[0])
+        documents = np.unique(order.reads.find_documents(number, np.asarray(own[slice(*part)], np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
         histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
         last = int(documents[-1]) if len(documents) else last

@@ -79,7 +79,7 @@ def build_card(
             needs = f"a source of the run, one of {', '.join(GIVEN)}, a kind of {', '.join(SOURCE_KINDS)}"
             raise ConfigError(f"about: found {unknown[0]!r}, needs {needs}")
     about = {history.joined.names[name]: given for name, given in about.items()}
-    accounts = account(history, stop_step, repeats=repeats)
+    accounts = account(history, stop_step, repeats=repeats, by_name=True)
     sources = []
     for used in accounts:
         dataset = open_source(Location(history.sources[used.source].prefix, config.storage_options))

@@ -14,7 +14,7 @@ Columns of a table:
                                             the documents between are whole (whole sequences, if they have several)
     spans list<struct<doc int64, start int32, len int32, dst int32>>
                                             on request, instead of these: each piece, and its position in the sample
-    input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> if a token is below 0
+    input_ids list<uint16 or uint32>        on request: S + 1 tokens, no pads; list<int64> if one is below 0
     trained bool                            false where iterations to skip only read; in files only of such runs
 
 Row groups are whole steps, so the statistics of the groups locate a step. A file is published atomically, with a

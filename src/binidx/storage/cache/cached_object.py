@@ -36,7 +36,7 @@ from binidx.storage.cache.object_files import ObjectFiles
 from binidx.storage.cache.quota_files import QuotaDirectory
 from binidx.storage.interfaces import Range
 from binidx.storage.stats import DiskTimer
-from binidx.storage.steps import Steps
+from binidx.storage.steps import Steps, run
 
 
 class BlockMaps:
@@ -284,12 +284,13 @@ class CachedObject:
 
     def store_whole(self, data: memoryview) -> Steps[None]:
         """Write all bytes of the object, if there is room."""
-        reservation = yield from self.quota.reserve(len(data))
+        quota = self.quota  # another one after a change of the limit
+        reservation = yield from quota.reserve(len(data))
         if reservation is not None:
             try:
                 yield from self.store(0, data, reservation)
             finally:
-                yield from self.quota.end(reservation)
+                yield from quota.end(reservation)
 
     def _write(self, number: int, first: int, data: memoryview, reservation: Reservation | None) -> Steps[None]:
         for attempt in (1, 2):
@@ -378,12 +379,28 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
 
 
 def get_quota(directory: str, limit: int | None) -> CacheQuota:
-    """Return the one quota of this process for a directory and limit; before evicting it unmaps blocks there."""
+    """Return the one quota of this process for a directory and limit; before evicting it unmaps blocks there.
+
+    All limits share the files of the directory: the kernel's locks do not separate two descriptors of a process, and
+    the first one that is closed drops those of both.
+    """
     quota = _quotas.get((directory, limit))
     if quota is None:
-        files = QuotaDirectory(directory, partial(_release_all, directory))
+        if (files := _quota_directories.get(directory)) is None:
+            files = _quota_directories[directory] = QuotaDirectory(directory, partial(_release_all, directory))
         quota = _quotas[directory, limit] = CacheQuota(files, limit)
     return quota
+
+
+def recount(directory: str) -> None:
+    """Count the bytes of all blocks of a cache directory anew.
+
+    Raises:
+        OSError: its files cannot be written.
+    """
+    with _lock():
+        quota = get_quota(os.path.abspath(directory), None)
+    run(quota.recount())
 
 
 def _release_all(directory: str) -> None:
@@ -402,6 +419,7 @@ def _after_fork() -> None:
 _lock = ProcessLock()
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
 _quotas: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
+_quota_directories: weakref.WeakValueDictionary[str, QuotaDirectory] = weakref.WeakValueDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork)

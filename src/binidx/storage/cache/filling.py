@@ -262,8 +262,9 @@ class CacheFilling:
         """Return the disk cache of an object, None if it has none to fill; a lazy reader is opened for that."""
         if number not in self._caches:
             reader = self._readers[number]
-            if (lazy := as_composite(reader)) is not None:
-                reader = lazy.split([])[1][0][0]
+            if (composite := as_composite(reader)) is not None:
+                _, reads = composite.split([])
+                reader = reads[0][0] if reads else reader  # that of a lazy one; others split nothing into nothing
             cache = reader if isinstance(reader, DiskCache) and reader.fill != "never" else None
             if cache is not None and self._is_expected:
                 self.plan.objects[cache.content.key], cache.cached.filling = number, self.progress

@@ -23,12 +23,13 @@ import numpy as np
 
 from binidx.errors import ObjectNotFoundError, redacted
 from binidx.storage.cache.block_files import ENTRY_BYTES, CachedContent, read_meta, remove_unlocked
+from binidx.storage.cache.cached_object import recount
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
+from binidx.storage.cache.eviction import BlockFile, evict
 from binidx.storage.cache.memory import chunks_of, runs_of
-from binidx.storage.cache.quota_files import QuotaDirectory, block_files, blocks_of, object_directories
+from binidx.storage.cache.quota_files import block_files, blocks_of, object_directories
 from binidx.storage.interfaces import Range
-from binidx.storage.requests.cancellation import Scope, cancellable
+from binidx.storage.requests.cancellation import cancellable
 from binidx.storage.steps import run
 from binidx.storage.threads import map_in_flight
 
@@ -149,7 +150,7 @@ def prune(
         excess = sum(block.num_bytes for block in left) - limit
         done.count(run(evict(left, excess, remove_unlocked)))
     with contextlib.suppress(OSError):
-        run(CacheQuota(QuotaDirectory(directory), limit).recount())
+        recount(directory)
     return done
 
 
@@ -209,22 +210,17 @@ class Warming:
         Raises:
             StorageError: the first failed read; the others are cancelled.
         """
-        before, scope = sum(reader.stats.bytes_moved for reader, _ in self.jobs), Scope()
+        before = sum(reader.stats.bytes_moved for reader, _ in self.jobs)
 
         def read(part: tuple[DiskCache, list[int]]) -> int:
             reader, chunks = part
-            with cancellable(scope):
-                reader.read([reader.content.range_of(*run) for run in runs_of(chunks)])
+            reader.read([reader.content.range_of(*run) for run in runs_of(chunks)])
             return _bytes_of(reader.content, chunks)
 
         parts = ((reader, part) for reader, ranges in self.jobs for part in _parts(reader, ranges))
-        with contextlib.closing(map_in_flight(read, parts, THREADS)) as counts:
-            try:
-                for num_bytes in counts:
-                    advance(num_bytes)
-            except BaseException:
-                scope.cancel()
-                raise
+        with cancellable() as scope, contextlib.closing(map_in_flight(read, parts, THREADS, scope.cancel)) as counts:
+            for num_bytes in counts:
+                advance(num_bytes)
         return Warmed(
             num_bytes=self.wanted_bytes,
             fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in self.jobs) - before,

@@ -106,18 +106,22 @@ class SeekTable:
         return int(self.plain_starts[segment]), int(self.plain_starts[segment + 1])
 
 
-def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint32]) -> bytes:
+def format_table(
+    stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint32], checksums: NDArray[np.uint32] | None = None
+) -> bytes:
     """Return mark and table for segments of these sizes, shape (num_segments,) each.
 
     Args:
         stored_sizes, plain_sizes: bytes of each segment, shape (num_segments,) uint32.
+        checksums: as in `SeekTable`.
     """
-    entries = np.stack([stored_sizes, plain_sizes], 1).astype("<u4").tobytes()
+    columns = [stored_sizes, plain_sizes, *([] if checksums is None else [checksums])]
+    entries = np.stack(columns, 1).astype("<u4").tobytes()
     plain_bytes = int(plain_sizes.sum(dtype=np.uint64))
     mark = MARK.pack(MARKS, MARK.size - FRAME_HEADER.size, TAG, plain_bytes, xxhash.xxh3_64_intdigest(entries))
-    entries += FRAME_HEADER.pack(MARK.size, 0)
+    entries += np.array([MARK.size, 0, 0][: len(columns)], "<u4").tobytes()
     head = FRAME_HEADER.pack(SKIPPABLE, len(entries) + FOOTER.size)
-    return mark + head + entries + FOOTER.pack(len(stored_sizes) + 1, 0, SEEKABLE)
+    return mark + head + entries + FOOTER.pack(len(stored_sizes) + 1, CHECKSUMS * (len(columns) == 3), SEEKABLE)
 
 
 def tail_bytes(end: memoryview, size: int, uri: str) -> int:

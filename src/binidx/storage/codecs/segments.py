@@ -268,8 +268,10 @@ def stored_pieces(reader: SegmentedObject) -> list[Range]:
 
 
 def joined_table(readers: Sequence[SegmentedObject]) -> bytes:
-    """Return the seek table over the frames of all objects, one after the other."""
+    """Return the seek table over the frames of all objects in turn; with checksums if all tables have them."""
     tables = [reader.table for reader in readers]
     stored = np.concatenate([table.stored_stops - table.stored_starts for table in tables])
     plain = np.concatenate([np.diff(table.plain_starts) for table in tables])
-    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))
+    sums = [table.checksums for table in tables if table.checksums is not None]
+    checksums = np.concatenate(sums) if len(sums) == len(tables) else None
+    return format_table(stored.astype(np.uint32), plain.astype(np.uint32), checksums)

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from queue import Empty, SimpleQueue
 
 from binidx.errors import CancelledReadError
 
@@ -32,12 +33,26 @@ class Scope:
         self.cancelled = True
         while self._watchers:
             # No lock: each dict operation is one step, and a watcher that is added meanwhile checks `cancelled`.
-            with contextlib.suppress(KeyError):
-                self._watchers.popitem()[1]()
+            try:
+                _, watcher = self._watchers.popitem()
+            except KeyError:
+                return
+            watcher()
 
     def check(self) -> None:
         if self.cancelled:
             raise self.error()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; another thread's `cancel` ends that at once.
+
+        Raises:
+            CancelledReadError: the scope was cancelled.
+        """
+        ended = SimpleQueue[None]()  # unlike an Event, it may be put into by a signal handler of this very thread
+        with self.watched_by(lambda: ended.put(None)), contextlib.suppress(Empty):
+            ended.get(timeout=seconds)
+        self.check()
 
     def error(self) -> CancelledReadError:
         """Return the error of reads in a cancelled scope."""

@@ -139,7 +139,8 @@ class RateLimiter:
             self._first = first = replace(first, start=math.inf)
         self._has_answered = False
         self._ticket, self._num_tickets = 0.0, 0
-        self._timer: Any = None
+        self._timer: Any = None  # of tickets; that of the window goes on beside it
+        self._window_timer: Any = None
         self._waited, self._waited_at, self._counted_at, self._logged_at = 0.0, math.inf, math.inf, -math.inf
         self._is_limited, self._has_tickets = False, first.start < math.inf
         self._evidence, self._refused_share = 0.0, 0.0
@@ -158,8 +159,10 @@ class RateLimiter:
             self.in_flight += 1
             return True
         heapq.heappush(self._line, (read.number, place, read))
-        if self._timer is None:
-            self._advance() if self._has_tickets else self._wait_for_window()
+        if not self._has_tickets:
+            self._wait_for_window()
+        elif self._timer is None:
+            self._advance()
         return False
 
     @property
@@ -228,11 +231,14 @@ class RateLimiter:
             self._num_tickets = 0  # others may limit a forgotten rate anew, whose tickets begin with 0
         if not (self._line and self._has_tickets):
             self._counted_at = math.inf
+            self._wait_for_window()
         elif self._timer is None:
             self._timer = self._later(seconds, self._advance)
 
     def _widen(self) -> None:
-        self._timer = None
+        self._window_timer = None
+        if self._has_tickets:
+            return
         if self._has_answered or self._first.widening == 1:  # of a fleet, most requests may be refused a second later
             self._window = min(2 * self._window, self._largest_window)
         self._has_answered = False
@@ -240,8 +246,8 @@ class RateLimiter:
         self._wait_for_window()
 
     def _wait_for_window(self) -> None:
-        if self._line and self._timer is None and self._window < self._largest_window:
-            self._timer = self._later(WIDEN_SECONDS, self._widen)
+        if self._line and self._window_timer is None and self._window < self._largest_window:
+            self._window_timer = self._later(WIDEN_SECONDS, self._widen)
 
     def _exchange(self, rate: RequestRate, now: float, wall: float) -> tuple[int, float]:
         """Return how many requests are due, and the seconds until the next one is."""

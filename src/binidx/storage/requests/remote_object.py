@@ -42,7 +42,7 @@ from binidx.storage.interfaces import Bytes, PendingRead, Range, VersionMark
 from binidx.storage.location import Location
 from binidx.storage.ranges import assemble, check_ranges, coalesce, provides
 from binidx.storage.requests.cancellation import current_scope
-from binidx.storage.requests.scheduler import ReadRequests, retried, scheduler
+from binidx.storage.requests.scheduler import ReadRequests, retried, scheduler, send_blocking
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats, note_request, open_requests
 from binidx.storage.store_protocols import BlockingStore, ListableStore, ListRequest, ObjectInfo, ReadableStore
@@ -191,14 +191,18 @@ def object_identity(location: Location) -> dict[str, Any]:
 SMALL_DOCUMENT = JsonFile(object)
 
 
-def read_small(location: Location) -> bytes | None:
+def read_small(location: Location, *, patient: bool = True) -> bytes | None:
     """Return a small object as it is now, by one request; None if there is none.
+
+    Args:
+        patient: as in `send_blocking`.
 
     Raises:
         FormatError: it is larger than any small object.
     """
     uri, path = location.uri, location.local_path
-    with storage_errors(uri):
+
+    def read() -> bytes | None:
         try:
             if path is not None:
                 SMALL_DOCUMENT.check_size(os.path.getsize(path), uri)
@@ -210,6 +214,9 @@ def read_small(location: Location) -> bytes | None:
             if hidden_cause(error):
                 raise
             return None
+
+    with storage_errors(uri):
+        return send_blocking(location, read, patient=patient and path is None)
 
 
 def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str, ObjectInfo] | None:
@@ -236,7 +243,7 @@ def list_objects(locations: Sequence[Location], *, most_pages: int) -> dict[str,
     pages_each = most_pages // len(stretches)
 
     def list_stretch(first: str, stop: str) -> dict[str, ObjectInfo] | None:
-        start = Location(root + first, locations[0].options)
+        start = locations[0].beside(root + first)
         listed: dict[str, ObjectInfo] = {}
         token = ""
         for _ in range(pages_each):

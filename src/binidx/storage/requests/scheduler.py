@@ -246,6 +246,16 @@ def pause(num_failures: int) -> float:
     return random.uniform(0.0, longest_pause(num_failures))
 
 
+def send_blocking(location: Location, request: Callable[[], Result], *, patient: bool) -> Result:
+    """Return the result of a request of a small object, which may be the first one to its store.
+
+    Args:
+        patient: whether it is sent again as in `retried`; if not, its driver alone may do so: for callers that have
+            deadlines of their own.
+    """
+    return retried(location, request, opening=True) if patient else request()
+
+
 def retried(
     location: Location, request: Callable[[], Result], settings: ReadSettings | None = None, *, opening: bool = False
 ) -> Result:
@@ -260,16 +270,18 @@ def retried(
             such failures are retried within the time limits.
 
     Raises:
+        CancelledReadError: the scope of the caller was cancelled between two tries.
         BinidxError: the failure is not transient, or the tries or the time are used up. After more than one try, the
             message lists the tries.
     """
-    store, settings = location.place, settings or location.settings
+    store, settings, scope = location.place, settings or location.settings, current_scope()
     history = History(time.monotonic(), opening=opening and store not in STORE_TIMES.answered)
     while True:
         try:
             response = request()
         except Exception as error:
-            failure, wait, now = failure_of(error), pause(len(history.failures) + 1), time.monotonic()
+            failure, now = failure_of(error), time.monotonic()
+            wait = max(pause(len(history.failures) + 1), failure.retry_after)
             history.note(failure, now)
             left = history.began + settings.deadline_seconds - now
             if failure.is_outage:
@@ -280,4 +292,4 @@ def retried(
         else:
             STORE_TIMES.answered[store] = time.monotonic()
             return response
-        time.sleep(wait)
+        scope.pause(wait) if scope else time.sleep(wait)

@@ -31,6 +31,7 @@ from binidx.storage.cache.block_files import lock_path
 from binidx.storage.cache.node_lock import acquire_node_lock
 from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.location import Location
+from binidx.storage.requests.cancellation import Scope, cancellable
 from binidx.storage.requests.scheduler import retried
 from binidx.storage.store_protocols import MultipartStore, MultipartUpload, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
@@ -69,7 +70,7 @@ class PartUpload:
     staged = None
 
     def __init__(self, location: Location, token: str = "") -> None:
-        self._location = location
+        self._location, self._scope, self._is_abandoned = location, Scope(), False
         with contextlib.ExitStack() as stack:
             lock = stack.enter_context(acquire_node_lock(lock_path(location), wait=False))
             other, _, pid = lock.message.decode(errors="replace").partition(" ")
@@ -137,12 +138,19 @@ class PartUpload:
         self._locked.close()
 
     def abandon(self) -> None:
-        """Remove the parts. Never raises, and never touches an object that has the name."""
-        with self._locked, contextlib.suppress(Exception):
-            self._retried(self._upload.abort)
+        """Remove the parts. Never raises, and never touches an object that has the name.
+
+        No request of this upload is sent again from then on, nor is this one: an interrupt need not wait for the end of
+        an outage. Parts that stay are removed by the next upload of the object.
+        """
+        self._scope.cancel()
+        if not self._is_abandoned:
+            self._is_abandoned = True
+            with self._locked, contextlib.suppress(Exception):
+                self._upload.abort()
 
     def _retried(self, request: Callable[[], Result], *, opening: bool = False) -> Result:
-        with storage_errors(self._location.uri):
+        with storage_errors(self._location.uri), cancellable(self._scope):
             return retried(self._location, request, opening=opening)
 
 

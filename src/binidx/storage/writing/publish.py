@@ -23,6 +23,7 @@ from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import find_object, read_small
+from binidx.storage.requests.scheduler import send_blocking
 from binidx.storage.store_protocols import MultipartStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
@@ -33,11 +34,12 @@ from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, 
 ATTEMPTS = 5
 PARTS_IN_FLIGHT = 8
 Hook = Callable[[], object] | None
+Pieces = Iterable[Bytes]
 Staged = TypeVar("Staged", bound=StagingFile | StagingUpload)
 
 
 def create_object(
-    location: Location, *, before_publish: Hook = None, durable: bool = True
+    location: Location, *, before_publish: Hook = None, durable: bool = True, patient: bool = True
 ) -> contextlib.AbstractContextManager[Writer]:
     """Write an object that appears whole under its name when the `with` block ends, replacing an existing one.
 
@@ -49,24 +51,26 @@ def create_object(
             keeps it from appearing. An object that is sent in one request is sent after this call.
         durable: whether a local file is synced before it appears. A file that can be made again, and whose checksum is
             compared before use, needs no sync: if a power failure cuts it, it is made again.
+        patient: whether an object that is sent in one request outlasts outages, as parts of larger ones do; False: for
+            callers with deadlines of their own.
 
     Raises:
         StorageError: the store refuses; an object that was there stays.
     """
     if (path := location.local_path) is not None:
         return _stage(path, lambda: StagingFile(path, durable=durable), before_publish)
-    return _stage(location.uri, lambda: StagingUpload(location), before_publish)
+    return _stage(location.uri, lambda: StagingUpload(location, patient), before_publish)
 
 
 def write_object(
-    location: Location, pieces: Iterable[Bytes], *, before_publish: Hook = None, durable: bool = True
+    location: Location, pieces: Pieces, *, before_publish: Hook = None, durable: bool = True, patient: bool = True
 ) -> None:
     """Do `create_object` and write the given pieces, one after the other.
 
     Args:
-        before_publish, durable: as in `create_object`.
+        before_publish, durable, patient: as in `create_object`.
     """
-    with create_object(location, before_publish=before_publish, durable=durable) as out:
+    with create_object(location, before_publish=before_publish, durable=durable, patient=patient) as out:
         for piece in pieces:
             out.write(piece)
 
@@ -95,7 +99,7 @@ class _Abandoned(Exception):
     """Raised inside an unfinished write to remove it."""
 
 
-def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> bool:
+def put_if_absent(location: Location, data: Bytes, *, durable: bool = True, patient: bool = True) -> bool:
     """Create a small object if none exists; of several writers, the first one wins.
 
     An existing object is read back and compared with `data`: if the response to a PUT is lost, its retry fails because
@@ -104,7 +108,7 @@ def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> b
     In a store that ignores conditional writes, the last writer wins; there, write only equal content under one name.
 
     Args:
-        durable: as in `create_object`.
+        durable, patient: as in `create_object`.
 
     Returns:
         True if the object now holds `data`, written by this process or another one. False if it holds other content,
@@ -117,9 +121,9 @@ def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> b
         raise ConfigError(f"{location}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
     path = location.local_path
     for attempt in range(ATTEMPTS):
-        if _link(path, data, durable) if path is not None else _put(location, bytes(data)):
+        if _link(path, data, durable) if path is not None else _put(location, bytes(data), patient):
             return True
-        existing = read_small(location)
+        existing = read_small(location, patient=patient)
         if existing is not None:
             return existing == data
         # Deleted in between, or two writers that S3 asked to try again (409).
@@ -127,18 +131,25 @@ def put_if_absent(location: Location, data: Bytes, *, durable: bool = True) -> b
     raise StorageError(f"{location}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
 
-def delete_object(location: Location) -> None:
-    """Delete an object; no error if there is none."""
+def delete_object(location: Location, *, patient: bool = True) -> None:
+    """Delete an object; no error if there is none.
+
+    Args:
+        patient: as in `create_object`.
+    """
     path = location.local_path
     with contextlib.suppress(FileNotFoundError), storage_errors(location.uri):
         if path is not None:
             os.unlink(path)
         else:
-            open_writable(location).delete(location.uri)
+            store = open_writable(location)
+            send_blocking(location, lambda: store.delete(location.uri), patient=patient)
 
 
 def send_object(location: Location, data: memoryview) -> dict[str, Any] | None:
     """Write a remote object, which appears whole, replacing an existing one.
+
+    One that fits into one request is sent once: an index, without which a start can do.
 
     Returns:
         Its identity, as `object_identity` returns it: from the store's response to this very request, since a later
@@ -181,7 +192,8 @@ def _send_parts(location: Location, max_parts: int, data: memoryview) -> str:
         return parts.write(part, (start, stop), data[start:stop])
 
     try:
-        with contextlib.closing(map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT)) as tags:
+        sending = map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT, parts.abandon)
+        with contextlib.closing(sending) as tags:
             return parts.publish(dict(enumerate(tags, 1)))
     except BaseException:
         parts.abandon()
@@ -236,10 +248,15 @@ def _link_file(file: StagingFile, path: str) -> bool:
     return True
 
 
-def _put(location: Location, data: bytes) -> bool:
-    with storage_errors(location.uri):
+def _put(location: Location, data: bytes, patient: bool) -> bool:
+    store = open_writable(location)
+
+    def put() -> bool:
         try:
-            open_writable(location).put(location.uri, [memoryview(data)], if_absent=True)
-        except FileExistsError:
+            store.put(location.uri, [memoryview(data)], if_absent=True)
+        except FileExistsError:  # perhaps by this one, whose response was lost
             return False
-    return True
+        return True
+
+    with storage_errors(location.uri):
+        return send_blocking(location, put, patient=patient)

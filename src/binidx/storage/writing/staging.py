@@ -19,12 +19,14 @@ import os
 import re
 import tempfile
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage.cache.block_files import is_same_file, remove_unlocked, try_lock
 from binidx.storage.interfaces import Bytes
 from binidx.storage.location import Location
+from binidx.storage.requests.scheduler import send_blocking
 from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import node_id, raise_descriptor_limit, staging_path, sync_directory
@@ -238,8 +240,8 @@ class PartStream:
 
     def discard(self) -> None:
         """Delete the parts."""
+        self._parts.abandon()  # first: the part in flight may be one that an outage delays
         self._thread.shutdown(cancel_futures=True)
-        self._parts.abandon()
 
     def _send(self) -> None:
         if self._sent:
@@ -256,8 +258,8 @@ class SpoolStream:
     Memory: none but the page cache; `commit` passes the mapped file to one `put`.
     """
 
-    def __init__(self, store: WritableStore, uri: str) -> None:
-        self.closed, self._store, self._uri = False, store, uri
+    def __init__(self, location: Location, patient: bool) -> None:
+        self.closed, self._location, self._patient = False, location, patient
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self.write = self._file.write
 
@@ -269,7 +271,8 @@ class SpoolStream:
         """Make the object visible."""
         file = self._file
         with file, mapping.mmap(file.fileno(), 0, access=mapping.ACCESS_READ) as content, memoryview(content) as data:
-            self._store.put(self._uri, [data])
+            put = partial(self._location.store.put, self._location.uri, [data])
+            send_blocking(self._location, put, patient=self._patient)
 
     def discard(self) -> None:
         """Delete the file."""
@@ -277,9 +280,14 @@ class SpoolStream:
 
 
 class StagingUpload:
-    """New object of a store: in memory while it is small, then streamed under a temporary name or into an upload."""
+    """New object of a store: in memory while it is small, then streamed under a temporary name or into an upload.
 
-    def __init__(self, location: Location) -> None:
+    Args:
+        patient: whether an object that is sent in one request is sent again as in `send_blocking`.
+    """
+
+    def __init__(self, location: Location, patient: bool = True) -> None:
+        self.patient = patient
         self.location, self.uri, self.store = location, location.uri, open_writable(location)
         # A smaller block size asks for less memory.
         self.most = min(ONE_PUT, int((location.options or {}).get("default_block_size", ONE_PUT)))
@@ -303,7 +311,8 @@ class StagingUpload:
     def publish(self) -> None:
         """Make the object visible."""
         if self.file is None:
-            self.store.put(self.uri, cut_views(written_view(self.start)))
+            put = partial(self.store.put, self.uri, cut_views(written_view(self.start)))
+            send_blocking(self.location, put, patient=self.patient)
         elif self.temporary:
             assert isinstance(self.store, StreamingStore)
             self.store.move(self.temporary, self.uri)
@@ -319,7 +328,7 @@ class StagingUpload:
             self.temporary = "" if self.store.hides_uploads else staging_path(self.uri)
             file = self.store.open_stream(self.temporary or self.uri)
         else:
-            file = SpoolStream(self.store, self.uri)
+            file = SpoolStream(self.location, self.patient)
         file.write(written_view(self.start))
         return file
 
