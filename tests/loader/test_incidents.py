@@ -232,6 +232,21 @@ def test_ranks_whose_shares_stay_send_one_request_and_drift_one_in_ten_minutes()
     assert 150 < group.value % (1 << RANK_BITS) - 7 * 4 <= 190, "its usual share, a mean of 10 minutes"
 
 
+def test_a_usual_share_that_has_changed_is_added_after_ten_minutes() -> None:
+    rank = OddRank(0.0)
+    added = [now for now in range(5, 800, 5) if rank.look(0.004 if now == 5 else 0.1, float(now)) is not None]
+    assert added == [5, 605]
+
+
+def test_a_rank_that_waits_as_others_do_asks_again_after_a_minute() -> None:
+    rank, asked = OddRank(0.0), list[int]()
+    for now in range(5, 305, 5):
+        if rank.look(0.004 if now < 100 else 0.9, float(now)) is not None:
+            asked.append(now)
+            assert rank.answered((8 << RANK_BITS) + 8 * 900, float(now)) is None
+    assert asked == [5, 100, 115, 175, 235, 295]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rank_alone_is_not_odd_nor_one_that_waits_for_8_s_or_a_fourth_of_the_time(seed: int) -> None:
     draw = random.Random(seed)

@@ -269,6 +269,7 @@ class Pool:
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         assert cancel_futures
+        assert wait or self.is_broken, "the workers of a pool are not waited for, and it is not lost"
         self.is_closed = True
         self.queue.clear()
         for worker in self.workers:

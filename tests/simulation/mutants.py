@@ -44,6 +44,11 @@ TESTS = {
 EQUIVALENT = {
     (
         "binidx.index.cache.lease",
+        "record: LeaseRecord = field(default=NO_LEASE, init=False)",
+        "record: LeaseRecord = field(default=NO_LEASE, init=True)",
+    ): "nothing passes it",
+    (
+        "binidx.index.cache.lease",
         "_at_work: set[str] = field(default_factory=set, init=False)",
         "_at_work: set[str] = field(default_factory=set, init=True)",
     ): "nothing passes it",
@@ -79,6 +84,16 @@ EQUIVALENT = {
     ): "the share is read of a limited bucket, whose exchange has set both",
     (
         "binidx.storage.requests.request_rate",
+        "known_served: float = 0.0",
+        "known_served: float = 1.0",
+    ): "only a test reads it, whose begin sets it",
+    (
+        "binidx.storage.requests.request_rate",
+        "known_refused: float = 0.0",
+        "known_refused: float = 1.0",
+    ): "only a test reads it, whose begin sets it",
+    (
+        "binidx.storage.requests.request_rate",
         "together_served: float = 0.0",
         "together_served: float = 1.0",
     ): "the end of the first time in which all send less sets it to 0; no rate is indifferent that early",
@@ -97,6 +112,16 @@ EQUIVALENT = {
         "self.is_hedged, self.num_hedges = False, 0",
         "self.is_hedged, self.num_hedges = True, 0",
     ): "a failure makes the history, and the end of its pause sets it; or a hedge does, and sets it",
+    (
+        "binidx.storage.requests.request_schedule",
+        "if read.limiter.answered_at > self._times.answered.get(read.store, -math.inf):",
+        "if (read.limiter.answered_at >= self._times.answered.get(read.store, -math.inf)):",
+    ): "an equal time is stored in its own place",
+    (
+        "binidx.storage.requests.retries",
+        "def __init__(self, error: Exception, retry_after: float = 0.0) -> None:",
+        "def __init__(self, error: Exception, retry_after: float = 1.0) -> None:",
+    ): "given to all errors of a store; the others are no outage, and their pause does not ask for it",
     (
         "binidx.storage.requests.request_schedule",
         "break # and all that follow are younger",

@@ -279,6 +279,8 @@ class Process:
         inner, future = self.start(iter(effects.Call(effect.function, effect.arguments)), task.name), Future[Any]()
 
         def settle() -> None:
+            # The caller takes errors for those of the thing that it asks: one of the call itself would be hidden.
+            assert not isinstance(inner.error, TypeError | AttributeError | NameError), repr(inner.error)
             future.set_exception(inner.error) if inner.error else future.set_result(inner.result)
 
         inner.ended.waiting.append(settle)

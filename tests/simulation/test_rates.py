@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
-from simulation.fleet import LARGEST_WINDOW, Fleet, Steps
+from simulation.fleet import LARGEST_WINDOW, WAKE_SECONDS, Fleet, Rates, Read, Steps, Timer
 from simulation.invariants import check_fleet
 from simulation.stores import Fault, Store
 from simulation.world import World
 
-from binidx.storage.requests.rate_limiter import FirstLimits
+from binidx.storage.requests.rate_limiter import FirstLimits, RateLimiter
 from binidx.storage.requests.request_rate import RequestRate
 
 
@@ -82,9 +83,11 @@ def test_a_start_goes_on_though_its_first_requests_end_without_a_response() -> N
     assert rate.seconds_until(ticket + 2) <= 0
     ticket = rate.take(0.0, 1)
     assert rate.seconds_until(ticket) > 0
+    waiting = rate.take(0.0, 6)
     rate.note(1.0)
     assert rate.seconds_until(ticket) <= 0
-    rate.note(1.1, served=4)
+    assert rate.seconds_until(waiting + 2) > 0, "tickets return at a quarter of the first limit of 10 a second"
+    rate.note(1.1, served=9)
     rate.note(7.0, served=1)
     assert not rate.has_tickets
 
@@ -172,16 +175,101 @@ def test_a_test_of_a_store_that_refuses_nearly_all_ends_when_it_is_sure() -> Non
 
 
 def test_refusals_that_are_gone_while_all_nodes_send_less_depend_on_the_rate() -> None:
-    rate = RequestRate(limit=50.0, indifferent_until=1_000.0, indifferent_share=0.6)
+    rate = RequestRate(limit=50.0, refused_at=0.0, indifferent_until=1_000.0, indifferent_share=0.6)
     rate.note(1.5, served=30, wall=1.5)
     rate.note(3.0, served=1, wall=3.0)
     assert rate.indifferent_until == -math.inf
+    assert rate.limit <= rate.usual_limit < 30.0, "it goes on at what it was served"
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(4.9, True), (5.0, False)])
+def test_the_first_limit_of_a_fleet_holds_for_refusals_in_its_first_five_seconds(seconds: float, holds: bool) -> None:
+    rate = RequestRate(first_limit=10.0, began=0.0, updated=seconds - 1.0)
+    rate.note(seconds, served=30, refused=60)
+    assert (rate.test_goodput == 10.0) is holds
+
+
+def test_two_responses_under_the_first_limit_of_a_fleet_end_its_test() -> None:
+    """The share of refusals in the burst of the start tells little."""
+    rate = FirstLimits.of_fleet(20).new_rate()
+    rate.note(0.1, served=3, refused=8)
+    assert rate.test_from < math.inf
+    rate.note(rate.test_from, served=2)
+    assert rate.test_from == math.inf
+
+
+def test_a_test_whose_lower_rate_has_fewer_refusals_gives_back_most_of_the_goodput() -> None:
+    rate = RequestRate(
+        limit=4.5, test_number=1.0, test_from=0.0, known_served=50.0, known_refused=50.0, test_goodput=10.0
+    )
+    rate.note(5.0, served=20)
+    assert rate.test_from == math.inf
+    assert rate.limit == 7.0
+
+
+def test_a_rate_that_has_met_its_ceiling_among_refusals_falls_with_further_ones() -> None:
+    rate = RequestRate(ceiling=40.0)
+    rate.note(0.1, served=30, refused=3)
+    assert rate.limit == 40.0
+    rate.note(0.2, served=2, refused=2)
+    assert rate.limit < 40.0
+
+
+def test_a_start_that_meets_the_ceiling_of_its_store_goes_on_at_it_without_a_burst() -> None:
+    rate = RequestRate(ceiling=40.0, first_limit=10.0, start=3.0)
+    rate.take(0.0, 5)
+    rate.note(0.1, served=30)
+    assert rate.limit == 40.0
+    assert rate.seconds_until(rate.take(0.1, 1)) > 0
 
 
 @pytest.mark.parametrize("num_nodes", [1, 40, 100_000])
 def test_the_first_rate_of_a_fleet_of_any_size_is_possible(num_nodes: int) -> None:
     first = FirstLimits.of_fleet(num_nodes, ceiling=3_500.0, doubling_seconds=1_200.0)
     assert first.new_rate().is_possible()
+
+
+@pytest.mark.parametrize(
+    ("values", "is_possible"),
+    [
+        ({"limit": 0.05}, True),
+        ({"limit": 0.04}, False),
+        ({"limit": 1e15}, True),
+        ({"limit": 2e15}, False),
+        ({"served": 1e15}, True),
+        ({"served": 2e15}, False),
+        ({"served": -1.0}, False),
+        ({"indifferent_until": 1.0, "indifferent_share": 1e-15}, True),
+        ({"indifferent_until": 1.0, "indifferent_share": 1.0}, True),
+        ({"indifferent_until": 1.0, "indifferent_share": 0.0}, False),
+        ({"indifferent_until": 1.0, "indifferent_share": 1.1}, False),
+        ({"indifferent_seconds": 60.0}, True),
+        ({"indifferent_seconds": 59.0}, False),
+        ({"indifferent_seconds": 600.0}, True),
+        ({"indifferent_seconds": 601.0}, False),
+        ({"test_from": 2.0, "known_refused": 1.0}, True),
+        ({"test_from": 2.1, "known_refused": 1.0}, False),
+        ({"test_from": 2.0, "known_refused": 0.9}, False),
+        ({"test_number": 2.0}, False),
+        ({"limited_at": 1.0}, True),
+        ({"limited_at": 1.1}, False),
+        ({"answered_at": 1.0}, True),
+        ({"answered_at": 1.1}, False),
+        ({"began": 1.0}, True),
+        ({"began": 1.1}, False),
+        ({"start": 128.0}, True),
+        ({"start": 129.0}, False),
+        ({"doubling_seconds": 1.0}, True),
+        ({"doubling_seconds": 0.9}, False),
+        ({"issued": 256.0, "limit": 1.0}, True),
+        ({"issued": 257.0, "limit": 1.0}, False),
+    ],
+)
+def test_values_at_the_bound_of_what_clients_bring_about_are_believed_and_those_beyond_are_not(
+    values: dict[str, float], is_possible: bool
+) -> None:
+    """The file of the rates of a node may have been written by anyone."""
+    assert RequestRate(**values).is_possible() is is_possible
 
 
 def test_a_node_that_waits_for_slower_ones_returns_with_its_limit() -> None:
@@ -250,3 +338,66 @@ def test_a_process_logs_within_five_seconds_that_its_store_throttles_it() -> Non
     for node in fleet.nodes:
         assert 20.0 < node.rates.lines[0] < 25.0
         assert node.rates.waited > 20.0
+
+
+class Alone:
+    """One process with one limiter; its requests end as a test says."""
+
+    def __init__(self, first: FirstLimits, limit: float = math.inf) -> None:
+        self.world, self.sent = World(0), list[int]()
+        self.rates = Rates(self.world)
+        self.rates.by_partition["x"] = RequestRate(limit)
+        self.limiter = RateLimiter("x", first, self.rates, self.later, lambda read, place: self.sent.append(place), 128)
+        self.request = Read(1, "x", self.limiter, 100, 0.0)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> Timer:
+        timer = Timer()
+        self.world.later(seconds + WAKE_SECONDS, "x", "timer", lambda: None if timer.is_cancelled else function())
+        return timer
+
+    def submit(self, place: int) -> None:
+        if self.limiter.admits(self.request, place):
+            self.sent.append(place)
+
+
+def test_a_store_is_logged_when_a_request_has_waited_for_a_second_and_a_half() -> None:
+    process = Alone(FirstLimits(), limit=0.1)
+    process.submit(0)
+    process.limiter.note_refusal()
+    process.submit(1)
+    process.world.run(5.0)
+    [logged_at] = process.rates.lines
+    assert 1.5 < logged_at <= 1.8
+
+
+def test_a_ticket_that_is_due_now_is_used_now() -> None:
+    process = Alone(FirstLimits(), limit=1.0)
+    process.submit(0)
+    process.limiter.note_refusal()
+    rate = process.rates.by_partition["x"]
+    rate.clock = rate.issued + 1.0
+    process.submit(1)
+    assert process.sent == [0, 1]
+
+
+def test_a_process_of_a_fleet_sends_more_at_once_only_after_a_response() -> None:
+    process = Alone(FirstLimits(widening=0.25))
+    for place in range(40):
+        process.submit(place)
+    process.world.run(1.0)
+    assert len(process.sent) == 16
+    process.limiter.note_response(1.0)
+    process.world.run(2.0)
+    assert process.limiter.in_flight == 33, "its window has doubled once"
+
+
+def test_a_process_takes_one_ticket_for_each_of_single_requests() -> None:
+    process = Alone(FirstLimits(), limit=1_000.0)
+    process.submit(0)
+    process.limiter.note_refusal()
+    for place in range(1, 20):
+        process.submit(place)
+        process.world.run(0.01 * place)
+        assert process.sent[-1] == place
+        process.limiter.note_response(process.world.now)
+    assert process.rates.by_partition["x"].issued == 19

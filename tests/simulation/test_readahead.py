@@ -13,7 +13,7 @@ from simulation.world import World
 
 from binidx.loader.prediction import Prediction
 from binidx.loader.readahead_window import WindowSize, count_first_reads
-from binidx.loader.samplers import PretrainingSampler, build_sampler
+from binidx.loader.samplers import MegatronPretrainingSampler, PretrainingSampler, build_sampler
 
 RECOVERY_SECONDS = 3.0
 """Within this time after the end of the last fault a trainer has its batch: 20 slow reads of 60 ms and a queue."""
@@ -262,3 +262,22 @@ def test_a_jump_after_more_failed_batches_than_are_searched_is_found() -> None:
     assert [prediction.next() for _ in range(100)] == batches[1:101]
     assert prediction.find(batches[102])
     assert prediction.next() == batches[102]
+
+
+def test_a_batch_that_was_served_is_forgotten() -> None:
+    start = build_sampler("single", range(32_000), 0, 8, 0, 1)
+    batches, prediction = [*start], Prediction(start)
+    for batch in batches[:70]:
+        assert prediction.next() == batch
+        prediction.mark_served(batch)
+    assert not prediction.find(batches[69])
+    assert prediction.next() == batches[70]
+
+
+def test_the_last_batch_of_a_rank_may_be_empty() -> None:
+    """17 samples of two ranks with 8 each: the second rank has none of the second batch."""
+    world = World(0)
+    trainer = Trainer(world, "second rank", Store(world), MegatronPretrainingSampler(17, 0, 8, 1, 2, drop_last=False))
+    world.run(1.0)
+    assert [outcome for _, outcome in trainer.outcomes] == ["served", "served"]
+    assert trainer.order[1] == []

@@ -343,6 +343,18 @@ def test_a_request_that_waits_for_a_rate_pauses_from_its_third_refusal_on() -> N
     assert pauses == [0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0]
 
 
+def test_a_stalled_request_is_sent_again_after_the_first_pause() -> None:
+    bare = BareSchedule(ReadSettings(hedge=False))
+    sent = bare.send()
+    while not bare.cancelled:
+        bare.now = bare.schedule.wake_at
+        bare.schedule.pass_time(bare.now)
+    stalled_at = bare.now
+    bare.wait()
+    assert bare.cancelled == sent
+    assert bare.now - stalled_at == pytest.approx(0.1)
+
+
 def test_patience_of_refusals_counts_from_the_last_response_to_any_process_of_the_node() -> None:
     bare = BareSchedule(ReadSettings(outage_seconds=10.0))
     (number,) = bare.send()

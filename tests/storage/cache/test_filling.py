@@ -107,7 +107,7 @@ def test_reads_have_a_rate_while_others_run() -> None:
     reads.end(11.0, 1000, 12.0)
     assert (reads.rate(12.0), reads.rate(14.0), reads.seconds) == (500.0, 250.0, 1.0)
     reads.end(10.0, 0, 15.0)
-    assert (reads.rate(99.0), reads.seconds) == (200.0, 3.0)
+    assert (reads.rate(99.0), reads.seconds) == (200.0, 1.0)  # that of the read that brought bytes
 
 
 def test_a_lazy_reader_is_filled_and_one_that_splits_nothing_into_nothing_is_left_alone(tmp_path: Path) -> None:

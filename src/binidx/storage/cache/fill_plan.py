@@ -144,12 +144,13 @@ class Throughput:
         self._running += 1
 
     def end(self, began: float, num_bytes: int, now: float) -> None:
-        """End a read; it has brought some bytes, 0 if it failed."""
+        """End a read; it has brought some bytes; 0: it failed, or there was no room for them."""
         self._running -= 1
         self.busy_seconds += 0.0 if self._running else now - self._since
         self.num_bytes += num_bytes
-        self.all_seconds += now - began
-        self.count += 1
+        if num_bytes:
+            self.all_seconds += now - began
+            self.count += 1
 
     def rate(self, now: float) -> float:
         """Bytes per second of the reads that have ended; 0 before the first one."""
@@ -158,7 +159,7 @@ class Throughput:
 
     @property
     def seconds(self) -> float:
-        """Mean duration of a read; infinite before the first one."""
+        """Mean duration of a read that has brought bytes; infinite before the first one."""
         return self.all_seconds / self.count if self.count else math.inf
 
 
@@ -329,7 +330,7 @@ class FillPlan:
         self.extents.begin(now)
 
     def end_fetch(self, key: tuple[str, int], num_bytes: int, now: float) -> None:
-        """The request has ended, and has brought some bytes; 0 if it failed."""
+        """The request has ended, and has brought some bytes; 0: it failed, or there was no room for them."""
         self.extents.end(self.in_flight.pop(key), num_bytes, now)
 
     def end_extent(self, place: int, *, has_room: bool) -> None:

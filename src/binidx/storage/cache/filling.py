@@ -169,14 +169,14 @@ class Filling:
             plan.begin_fetch(key, now)
         try:
             yield Call(cache.fill_chunks, (missing,))
-            read = num_bytes
+            read = 0 if cached.absent(missing) else num_bytes
         finally:
             now = yield Now()
             with lock:
                 plan.end_fetch(key, read, now)
-        if cached.absent(missing):
+        if not read:
             return False
-        add_usage({"filled extents": 1, "filled bytes": num_bytes})
+        add_usage({"filled extents": 1, "filled bytes": read})
         return True
 
 
