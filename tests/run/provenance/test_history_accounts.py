@@ -178,3 +178,16 @@ def test_explore_takes_the_losses_of_each_run(tmp_path: Path) -> None:
         main(["explore", file, "--loss", places[0].uri, "--loss", places[1].uri, "--html", f"{tmp_path}/a.html"]) == 0
     )
     assert "loss" in Path(f"{tmp_path}/a.html").read_text()
+
+
+def test_a_document_of_several_sequences_is_one_document(tmp_path: Path) -> None:
+    with binidx.IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        for number in range(21):
+            builder.add_document(range(number, number + 40), [15, 0, 25])
+            builder.add_document([], [])
+        builder.finalize(f"{tmp_path}/en.idx")
+    for split, documents in (("1,0,0", 21), ("1,2,0", 7), ("7,2,0", 17)):  # of 63 sequences 63, 21 and 49
+        run = run_over(([f"{tmp_path}/en"], None))
+        order = RunOrder.open(replace(run, config=replace(run.config, split=split)))
+        (row,) = account(order, 3, repeats=True)
+        assert row.documents == sum(row.seen) == documents

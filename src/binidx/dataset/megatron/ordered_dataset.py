@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -241,9 +240,8 @@ UNPICKLED = ("_samples", "_assemble", "build_context", "request", "_opening_thre
 """Attributes that are made again, or belong to this process."""
 
 
-@lru_cache
 def own_methods(kind: type, *names: str) -> tuple[str, ...]:
-    """Return those of some methods of a class that a user wrote: none if the class has this library's alone.
+    """Return those of some methods of a class that a user wrote, or put into it: none if it has this library's alone.
 
     A method is this library's if a module of it defines the function, whatever `__module__` says: `functools.wraps`
     around one of ours is the user's. So is each callable without such a module, as the builtin `len`, or a function
@@ -253,13 +251,12 @@ def own_methods(kind: type, *names: str) -> tuple[str, ...]:
         kind: class of a dataset, or of its low-level dataset.
         names: of methods; one that the class lacks is not the user's.
     """
-    methods = ((name, getattr(kind, name)) for name in names if name in dir(kind))
-    return tuple(name for name, method in methods if not _is_ours(method))
-
-
-def _is_ours(method: Any) -> bool:
-    try:
-        names: dict[str, Any] = method.__globals__
-    except AttributeError:
-        return False
-    return str(names.get("__name__")).partition(".")[0] == "binidx"
+    own, defined = [], set[str]().union(*map(vars, kind.__mro__))
+    for name in filter(defined.__contains__, names):
+        try:
+            module = getattr(kind, name).__globals__.get("__name__")
+        except AttributeError:
+            module = None
+        if str(module).partition(".")[0] != "binidx":
+            own.append(name)
+    return tuple(own)

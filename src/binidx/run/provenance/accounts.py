@@ -50,8 +50,8 @@ class SourceAccount:
 
     Attributes:
         source: prefix of the source.
-        documents: number of sequences of the split, as Megatron counts documents of GPT data.
-        tokens: number of tokens of these documents.
+        documents: number of documents with a sequence in the split. Megatron's documents of GPT data are the sequences.
+        tokens: number of tokens of the split.
         samples_built: number of samples in the source's own index.
         samples_in_run: number of these samples in the run's dataset; in a history those that the earlier runs read, and
             those of the last run's dataset from there to its end. Of packed files those that were read.
@@ -213,7 +213,8 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
 
     def account_source(number: int) -> SourceAccount:
         source, own = order.sources[number], numbers[keys[number]]
-        documents, tokens = count_source(source)
+        _, tokens = count_source(source)
+        documents = sum(map(len, _documents(order, number)))
         in_run, num_read, tokens_read, *trained = counts[:, own].sum(axis=1).tolist()
         built = documents, tokens, sum(len(members[each]) for each in own), in_run
         return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
@@ -264,14 +265,22 @@ def _pieces_read(order: RunOrder, first: int, stop: int) -> Iterator[tuple[int, 
 
 
 def _histogram(order: RunOrder, number: int, counts: NDArray[Any]) -> tuple[int, ...]:
-    own, histogram, last = order.sources[number].sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
-    parts = cut((0, len(own)), STRETCH_POSITIONS) if isinstance(own, range) else [(0, len(own))]
-    for part in parts:
-        documents = np.unique(order.reads.find_documents(number, np.asarray(own[slice(*part)], np.int64))[0])
-        # A document whose sequences lie in two stretches counts in the first.
-        histogram += np.bincount(counts[documents[documents > last]], minlength=len(histogram))
-        last = int(documents[-1]) if len(documents) else last
+    histogram = np.zeros(int(counts.max(initial=0)) + 1, np.int64)
+    for documents in _documents(order, number):
+        histogram += np.bincount(counts[np.asarray(documents)], minlength=len(histogram))
     return tuple(np.trim_zeros(histogram, "b").tolist())
+
+
+def _documents(order: RunOrder, number: int) -> Iterator[Numbers | range]:
+    """Yield the documents with a sequence in the split of a source, each once, ascending, in stretches."""
+    source, last = order.sources[number], -1
+    if isinstance(own := source.sequences, range) and index_of(source.dataset).documents_are_sequences:
+        yield own
+        return
+    for part in cut((0, len(own)), STRETCH_POSITIONS) if isinstance(own, range) else [(0, len(own))]:
+        documents = np.unique(order.reads.find_documents(number, np.asarray(own[slice(*part)], np.int64))[0])
+        yield documents[documents > last]  # one whose sequences lie in two stretches counts in the first
+        last = int(documents[-1]) if len(documents) else last
 
 
 REORDERED = "the run from there orders the samples before it otherwise than they were read: some come again, some never"
