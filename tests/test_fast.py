@@ -39,9 +39,9 @@ def test_the_nearest_test_is_the_one_of_that_name_or_use(changed: str, nearest: 
 
 
 def test_a_test_is_near_to_a_module_that_its_helper_imports() -> None:
-    changed = ROOT / "src/binidx/dataset/assemble/t5_sentences.py"
+    changed = ROOT / "src/binidx/dataset/assemble/sentences.py"
     texts = [test.read_text() for test in nearest_tests(changed)]
-    assert any("helpers.masked_datasets" in text and "t5_sentences" not in text for text in texts)
+    assert any("helpers.masked_datasets" in text and "assemble.sentences" not in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.order.stored.baked_order import BAKED_FILE, Baked
 from binidx.order.stored.planned_order import PLAN_FILE, PlannedFile, PlannedSource, ReadPlan
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
-from binidx.prepare.preprocess.job_files import JOB_FILE, JobFile
-from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
+from binidx.prepare.preprocess.job_files import JOB_FILE, RECORD_FILE, JobFile, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run, parse_run
 from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta

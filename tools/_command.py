@@ -19,7 +19,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from binidx import errors
@@ -50,6 +50,7 @@ class Command:
     Args:
         doc: docstring of the command's module, which is its help.
         add_options: adds its options to a parser.
+        body: runs it; None: the chosen subcommand does.
         after_interrupt: message after Ctrl-C.
         progress: whether `body` gets a `Bar` as `arguments.watch`; else this is None.
     """
@@ -57,7 +58,7 @@ class Command:
     name: str
     doc: str | None
     add_options: Callable[[argparse.ArgumentParser], None]
-    body: Body
+    body: Body | None
     after_interrupt: str = "interrupted"
     progress: bool = False
 
@@ -80,7 +81,7 @@ class Command:
             jobs.setLevel(logging.INFO)  # the estimate of a job
             watch = Bar(self.name, arguments.progress) if self.progress else contextlib.nullcontext()
             with ended_by_signals(), watch as arguments.watch:
-                return self.body(arguments) or 0
+                return (self.body or arguments.body)(arguments) or 0
         except UsageError as error:
             print_error(error, error.message, 2, as_json)
             raise
@@ -135,7 +136,7 @@ def add_output(options: argparse.ArgumentParser, *, progress: bool = False) -> N
 
 
 def add_subcommands(options: argparse.ArgumentParser, *rows: tuple[str, Body, str]) -> list[argparse.ArgumentParser]:
-    """Add subcommands to a command whose body is `run_subcommand`, and return their parsers.
+    """Add subcommands to a command without a body of its own, and return their parsers.
 
     Args:
         rows: name, body and purpose of each.
@@ -145,12 +146,6 @@ def add_subcommands(options: argparse.ArgumentParser, *rows: tuple[str, Body, st
         parsers.append(commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False))
         parsers[-1].set_defaults(body=body)
     return parsers
-
-
-def run_subcommand(arguments: argparse.Namespace) -> int | None:
-    """Run the chosen subcommand; return its exit status."""
-    status: int | None = arguments.body(arguments)
-    return status
 
 
 def subcommands(options: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -318,9 +313,9 @@ def print_result(values: Any, text: str, arguments: argparse.Namespace) -> None:
     """Print a result, as JSON values with --json, else as text; the bar of the last stage vanishes before it.
 
     Args:
-        values: JSON values.
+        values: JSON values, and dataclasses, which are objects of their fields.
         text: the same for people.
     """
     if arguments.watch:
         arguments.watch.end_stage()
-    print(json.dumps(values) if arguments.json else fitted(text, sys.stdout))
+    print(json.dumps(values, default=asdict) if arguments.json else fitted(text, sys.stdout))

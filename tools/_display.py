@@ -252,6 +252,11 @@ def counts(**numbers: int) -> str:
     return ", ".join(f"{count:,} {name[: -1 if count == 1 else None]}" for name, count in numbers.items())
 
 
+def counts_of_dataset(made: Any) -> str:
+    """Format the counts in the result of a command that makes a dataset."""
+    return counts(documents=made.num_documents, sequences=made.num_sequences, tokens=made.num_tokens)
+
+
 def human_seconds(seconds: float) -> str:
     """Format seconds: 75.3 -> `1 min 15 s`."""
     if seconds < 60:

@@ -92,6 +92,10 @@ def writing(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"lineage": not arguments.no_lineage, **chosen(arguments, *names)}
 
 
+WORKERS = ("engine", "workers", "shard", "task_memory", "task_resources")
+"""Names of the options of `add_workers`."""
+
+
 def add_workers(
     options: argparse._ActionsContainer, what: str, engine: str | None = None, *, shards: bool = True
 ) -> argparse._ActionsContainer:
@@ -134,8 +138,7 @@ def counting_workers(arguments: argparse.Namespace, counts: str) -> binidx.Worke
 
 def chosen_workers(arguments: argparse.Namespace) -> binidx.Workers | None:
     """Return the workers that the options choose; None if none of them was given: this process does the work."""
-    names = "engine", "workers", "shard", "task_memory", "task_resources"
-    return workers(arguments) if any(value is not None for value in chosen(arguments, *names).values()) else None
+    return workers(arguments) if any(value is not None for value in chosen(arguments, *WORKERS).values()) else None
 
 
 def chosen(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -35,7 +35,6 @@ example:
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import PurePath
 
 import binidx
@@ -115,7 +114,7 @@ def print_accounts(arguments: argparse.Namespace, place: binidx.Workers | None) 
     lines += [*accounts.notes, *counters(history, stop)]
     if isinstance(history.last.order, BlendedOrder) and history.last.order.proof:
         lines.append(history.last.order.proof)
-    print_result([asdict(row) for row in accounts], "\n".join(lines), arguments)
+    print_result(accounts, "\n".join(lines), arguments)
 
 
 def counters(history: binidx.RunHistory, stop_step: int) -> list[str]:

@@ -37,7 +37,7 @@ from typing import Any
 
 from binidx.errors import ConfigError, redacted
 
-from ._command import RESUMES, Command, add_subcommands, print_result, run_subcommand
+from ._command import RESUMES, Command, add_subcommands, print_result
 from ._display import counts, human_bytes, human_seconds, table
 from ._options import add_json, num_bytes
 
@@ -211,4 +211,4 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
-main = Command("cache", __doc__, add_options, run_subcommand, RESUMES, progress=True)
+main = Command("cache", __doc__, add_options, None, RESUMES, progress=True)

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from binidx.errors import ConfigError
 
 from ._command import RESUMES, Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import add_dataset, add_stores, add_target, add_workers, chosen, chosen_workers
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def convert(arguments: argparse.Namespace) -> None:
     if len(set(targets)) < len(targets):
         needed = "datasets of different names" if folder else "a folder, such as FOLDER/"
         raise ConfigError(f"--to: found {arguments.target} for {len(targets)} datasets, needs {needed}")
-    texts, values = [], []
+    texts, copies = [], []
     for source, place in zip(arguments.sources, targets, strict=True):
         done = convert_dataset(source, place, **options, way=way, workers=chosen_workers(arguments))
         sums = f"\n  its checksums are in {place}.bin.xxh3" if arguments.checksums and not done.parts_missing else ""
         texts.append(describe(done) + sums)
-        values.append(done.to_json())
-    print_result(values[0] if len(values) == 1 else {"datasets": values}, "\n".join(texts), arguments)
+        copies.append(done)
+    print_result(copies[0] if len(copies) == 1 else {"datasets": copies}, "\n".join(texts), arguments)
 
 
 def level(text: str) -> int:
@@ -103,7 +103,7 @@ def describe(done: ConvertResult) -> str:
         made = f"{counts(parts=done.parts_sent)} made, {done.parts_kept:,} existed"
         left = counts(parts=done.parts_missing)
         return f"{done.target}: {made}; {left} left to other shards, the last of which finishes"
-    counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    counted = counts_of_dataset(done)
     held = f"  {counted}, {human_bytes(done.source_bytes)}"
     if done.target_bytes != done.source_bytes:
         held += f", at the target {human_bytes(done.target_bytes)}"

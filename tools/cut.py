@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import argparse
 
-from ._command import Command, add_subcommands, print_result, run_subcommand
-from ._display import counts, human_seconds
+from ._command import Command, add_subcommands, print_result
+from ._display import counts, counts_of_dataset, human_seconds
 from ._options import add_dataset, add_target, add_writing, chosen, seed, writing
 
 
@@ -46,26 +46,21 @@ def add_options(options: argparse.ArgumentParser) -> None:
     first.add_argument("-n", dest="num_documents", type=int, required=True, metavar="N", help=count)
     sample.add_argument("--fraction", dest="fractions", nargs=1, type=float, required=True, metavar="F", help="0 to 1")
     split.add_argument("--fractions", nargs="+", type=float, required=True, metavar="F", help="0 to 1")
+    first.set_defaults(fractions=None, seed=0)
     for hashed in (sample, split):
+        hashed.set_defaults(num_documents=None)
         hashed.add_argument("--seed", type=seed, required=True, help="of the hash")
 
 
 def cut(arguments: argparse.Namespace) -> None:
     """Write the head, a sample or a split of a dataset, and print a summary: a line for it, and one for each target."""
-    from binidx.corpus.cut import head_dataset, split_dataset
+    from binidx.corpus.cut import cut_dataset
 
-    options = writing(arguments)
-    if "num_documents" in arguments:
-        done = head_dataset(arguments.source, arguments.targets[0], arguments.num_documents, **options)
-    else:
-        done = split_dataset(**chosen(arguments, "source", "targets", "fractions", "seed"), **options)
+    what = chosen(arguments, "source", "targets", "num_documents", "fractions", "seed")
+    done = cut_dataset(**what, **writing(arguments))
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
-    lines += [
-        f"  {share.target}: "
-        + counts(documents=share.num_documents, sequences=share.num_sequences, tokens=share.num_tokens)
-        for share in done.shares
-    ]
-    print_result(done.to_json(), "\n".join(lines), arguments)
+    lines += [f"  {share.target}: {counts_of_dataset(share)}" for share in done.shares]
+    print_result(done, "\n".join(lines), arguments)
 
 
-main = Command("cut", __doc__, add_options, run_subcommand, "interrupted; nothing partial was written", progress=True)
+main = Command("cut", __doc__, add_options, None, "interrupted; nothing partial was written", progress=True)

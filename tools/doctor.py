@@ -29,7 +29,6 @@ import shutil
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import binidx
@@ -119,7 +118,7 @@ def examine_node(uri: str, arguments: argparse.Namespace) -> int:
     for done in checks:
         lines.append(f"{done.state:<8} {done.what}")
         lines.append(textwrap.fill(done.detail, width, initial_indent=" " * 9, subsequent_indent=" " * 9))
-    print_result(asdict(NodeResult(worst, checks, platform.node())), "\n".join(lines), arguments)
+    print_result(NodeResult(worst, checks, platform.node()), "\n".join(lines), arguments)
     return int(worst == FAILED or (arguments.strict and worst == WARNING))
 
 

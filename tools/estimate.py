@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from glob import has_magic
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,7 @@ def estimate(arguments: argparse.Namespace) -> int:
         sample_bytes=arguments.sample,
         **chosen(arguments, "inputs", "keys", "append_eod", "format", "seed", "source_options", "watch"),
     )
-    print_result(asdict(estimated), describe(estimated), arguments)
+    print_result(estimated, describe(estimated), arguments)
     return 1 if estimated.problems and not estimated.documents.total else 0
 
 

@@ -24,11 +24,10 @@ import binidx
 
 from ._command import Command, print_result
 from ._display import counts
-from ._options import add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
+from ._options import WORKERS, add_dataset, add_stores, add_target, add_workers, chosen, refuse, workers
 from .import_tokens import FORMATS, eod_of_packed
 
-OF_WORKERS = ("engine", "workers", "shard", "task_memory", "task_resources")
-OF_PACKED = ("chunk_size", "name", "add_separator", *OF_WORKERS, "overwrite")
+OF_PACKED = ("chunk_size", "name", "add_separator", *WORKERS, "overwrite")
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -57,7 +56,7 @@ def export_tokens(arguments: argparse.Namespace) -> None:
     names = ("format", "source", "target", "eod", "source_options", "target_options", "watch")
     done = export_dataset(**chosen(arguments, *names))
     text = f"{counts(documents=done.documents, tokens=done.tokens)} of {done.dtype}; read back and equal"
-    print_result(done.to_json(), f"{', '.join(done.files)}: {text}", arguments)
+    print_result(done, f"{', '.join(done.files)}: {text}", arguments)
 
 
 def export_packed(arguments: argparse.Namespace) -> None:

@@ -114,7 +114,7 @@ def grep(arguments: argparse.Namespace) -> None:
     if arguments.to:
         write_text(arguments.to, result.format_list(), options)
     if items:
-        rows = [item.to_json() for item in match_items(items, ngrams, result.hits)]
+        rows = match_items(items, ngrams, result.hits)
         if history is not None:
             reads = _count_reads(history, find_ranges(sources, result), ngrams, stop_step(history, arguments.steps))
             rows = [row | each for row, each in zip(rows, reads, strict=True)]

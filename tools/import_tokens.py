@@ -58,7 +58,7 @@ def import_tokens(arguments: argparse.Namespace) -> None:
     names = ("format", "sources", "target", "eod", "column", "stored_dtype", "dtype", "overwrite")
     done = import_dataset(**chosen(arguments, *names, "source_options", "target_options", "watch"))
     counted = counts(documents=done.documents, tokens=done.tokens)
-    print_result(done.to_json(), f"{done.prefix}: {counted} of {done.dtype}; read back and equal", arguments)
+    print_result(done, f"{done.prefix}: {counted} of {done.dtype}; read back and equal", arguments)
 
 
 def import_packed(arguments: argparse.Namespace) -> None:

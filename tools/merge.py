@@ -34,7 +34,7 @@ import argparse
 from binidx.errors import ConfigError
 
 from ._command import Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import add_dataset, add_target, add_writing, chosen, writing
 
 HOW = {
@@ -63,14 +63,14 @@ def merge(arguments: argparse.Namespace) -> None:
     done = merge_datasets(arguments.sources, arguments.target, **writing(arguments))
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",
-        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
+        f"  {counts_of_dataset(done)}",
         f"  {human_bytes(done.bin_bytes)} {HOW[done.how]}, {human_bytes(done.moved_bytes)} through this process",
         f"  {human_seconds(done.seconds)}",
     ]
     if done.dropped_sums:
         lines.append("  checksums were neither compared nor carried along: binidx verify each source,")
         lines.append(f"  then binidx convert {done.target} --to {done.target} --checksums")
-    print_result(done.to_json(), "\n".join(lines), arguments)
+    print_result(done, "\n".join(lines), arguments)
 
 
 def list_datasets(arguments: argparse.Namespace) -> None:
@@ -81,8 +81,8 @@ def list_datasets(arguments: argparse.Namespace) -> None:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     options = {"storage_options": arguments.source_options, "lineage": not arguments.no_lineage}
     done = merge_virtually(arguments.sources, arguments.target, **options, **chosen(arguments, "overwrite", "watch"))
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
-    print_result(done.to_json(), f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
+    held = counts_of_dataset(done)
+    print_result(done, f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}", arguments)
 
 
 main = Command("merge", __doc__, add_options, merge, "interrupted; nothing was written", progress=True)

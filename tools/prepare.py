@@ -54,7 +54,7 @@ from typing import Any
 import binidx
 from binidx.errors import ConfigError
 
-from ._command import RESUMES, Command, add_subcommands, print_result, run_subcommand
+from ._command import RESUMES, Command, add_subcommands, print_result
 from ._display import counts, human_bytes
 from ._options import add_workers, chosen, workers
 from ._run_options import add_run, add_sizes, add_steps
@@ -174,4 +174,4 @@ def bake_run(arguments: argparse.Namespace) -> None:
     print_result({**values, **more}, f"{arguments.to}: {held}; {text}", arguments)
 
 
-main = Command("prepare", __doc__, add_options, run_subcommand, RESUMES, progress=True)
+main = Command("prepare", __doc__, add_options, None, RESUMES, progress=True)

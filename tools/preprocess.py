@@ -37,7 +37,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import binidx
@@ -169,7 +169,7 @@ def show_plan(job: binidx.Job, arguments: argparse.Namespace) -> None:
         lines.append(f"{' '.join(document.text.split())[:70]}")
         lines.append(f"  {counts(tokens=len(document.ids))}: {'|'.join(pieces[:-1])}| … |{''.join(pieces[-1:])}")
     lines += ["", *(f"to {prefix}" for prefix in job.datasets.values()), describe_estimate(estimated)]
-    values = {"documents": [*map(asdict, shown)], "datasets": job.datasets, "estimate": asdict(estimated)}
+    values = {"documents": shown, "datasets": job.datasets, "estimate": estimated}
     print_result(values, "\n".join(lines), arguments)
 
 

@@ -36,7 +36,7 @@ from binidx.errors import ConfigError
 
 from . import _options
 from ._command import Command, print_result
-from ._display import counts, human_bytes, human_seconds
+from ._display import counts, counts_of_dataset, human_bytes, human_seconds
 from ._options import DATASET, add_target, add_workers, add_writing, chosen, chosen_workers, num_bytes, seed, writing
 
 
@@ -64,13 +64,13 @@ def shuffle(arguments: argparse.Namespace) -> None:
     done = shuffle_datasets([*sources], to, **options, workers=chosen_workers(arguments))
     if done.parts_missing:
         text = f"{done.target}: {counts(tasks=done.parts_missing)} left to other shards; give the same command again"
-        print_result(done.to_json(), text, arguments)
+        print_result(done, text, arguments)
         return
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    held = counts_of_dataset(done)
     lineage = "with" if done.lineage else "no"
     how = f"{counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}"
     text = f"{done.target}: {counts(datasets=done.num_sources)}\n  {held}\n  {how}"
-    print_result(done.to_json(), text, arguments)
+    print_result(done, text, arguments)
 
 
 def print_shuffled_lines(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def print_shuffled_lines(arguments: argparse.Namespace, options: dict[str, Any])
     del options["lineage"]
     done = shuffle_lines(arguments.sources, arguments.target, **options)
     text = f"{counts(lines=done.num_lines)}, {human_bytes(done.num_bytes)}; {counts(buckets=done.num_buckets)}"
-    print_result(done.to_json(), f"{done.target}: {text}; {human_seconds(done.seconds)}", arguments)
+    print_result(done, f"{done.target}: {text}; {human_seconds(done.seconds)}", arguments)
 
 
 main = Command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written", progress=True)

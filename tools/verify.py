@@ -56,7 +56,7 @@ def verify(arguments: argparse.Namespace) -> None:
     checked = verify_dataset(arguments.prefix, **options, workers=place)
     if checked.parts_missing:
         left = f"no damage found; {counts(parts=checked.parts_missing)} left to other shards"
-        print_result(checked.to_json(), f"{checked.prefix}: {left}", arguments)
+        print_result(checked, f"{checked.prefix}: {left}", arguments)
         return
     empty = f", {checked.empty_documents:,} of them empty" if checked.empty_documents else ""
     trailing = f", {checked.trailing_bytes:,} bytes after the last token" if checked.trailing_bytes else ""
@@ -75,7 +75,7 @@ def verify(arguments: argparse.Namespace) -> None:
         lines.append("  the manifest's counts are the same")
     if checked.lineage is not None:
         lines.append(f"  {counts(documents=checked.lineage)} compared with the lineage")
-    print_result(checked.to_json(), "\n".join(lines), arguments)
+    print_result(checked, "\n".join(lines), arguments)
 
 
 main = Command("verify", __doc__, add_options, verify, progress=True)

@@ -1,11 +1,11 @@
 """Public names of `binidx.megatron` by the module that defines them."""
 
-from binidx.dataset.assemble.bert_sentences import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
 from binidx.dataset.assemble.chat import ChatTokenizer as ChatTokenizer
 from binidx.dataset.assemble.chat import SFTDatasetConfig as SFTDatasetConfig
 from binidx.dataset.assemble.fill_in_middle import GPTFIMDatasetConfig as GPTFIMDatasetConfig
 from binidx.dataset.assemble.masking import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
-from binidx.dataset.assemble.t5_sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.sentences import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.sentences import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
 from binidx.dataset.assemble.text_and_images import MultimodalDatasetConfig as MultimodalDatasetConfig
 from binidx.dataset.assemble.text_and_images import image_bytes as image_bytes
 from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig

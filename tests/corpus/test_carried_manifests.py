@@ -17,7 +17,7 @@ from helpers.preprocess_jobs import job_of, run, texts, tokenizer_path, write_li
 import binidx
 from binidx import describe_tokenizer
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
@@ -62,12 +62,12 @@ def shuffled_in_parts(sources: list[str], target: str) -> None:
 
 def head(sources: list[str], target: str) -> None:
     merge_virtually(sources, f"{target}-list")
-    head_dataset(f"{target}-list", target, 82)
+    cut_dataset(f"{target}-list", [target], num_documents=82)
 
 
 def sample(sources: list[str], target: str) -> None:
     merge_virtually(sources, f"{target}-list")
-    split_dataset(f"{target}-list", [target], [1.0], seed=1)
+    cut_dataset(f"{target}-list", [target], [1.0], seed=1)
 
 
 def converted(sources: list[str], target: str) -> None:
@@ -139,7 +139,7 @@ def test_training_takes_the_end_of_documents_from_what_was_made(
 
 def test_shares_of_a_split_have_their_own_counts(sources: list[str], tmp_path: Path) -> None:
     targets = [f"{tmp_path}/{name}" for name in ("train", "valid")]
-    result = split_dataset(sources[0], targets, [0.7, 0.3], seed=1)
+    result = cut_dataset(sources[0], targets, [0.7, 0.3], seed=1)
     for target, share in zip(targets, result.shares, strict=True):
         counts = manifest(target)["dataset"]
         assert (counts["documents"], counts["sequences"], counts["tokens"]) == (
@@ -169,7 +169,7 @@ def test_a_source_without_a_manifest_agrees_in_nothing(
     assert not (tmp_path / "all.manifest.json").exists()
     assert "all.manifest.json: lacks append_eod, compared_share" in caplog.text
     caplog.clear()
-    head_dataset(tmp_path / "bare", tmp_path / "head", 3)
+    cut_dataset(tmp_path / "bare", [tmp_path / "head"], num_documents=3)
     assert not (tmp_path / "head.manifest.json").exists()
     assert not caplog.text
     assert main(["grep", RABBIT, f"{tmp_path}/all"]) == 2
@@ -186,7 +186,7 @@ def test_tokenizers_without_a_digest_are_not_taken_for_one(
         (tmp_path / f"{name}.manifest.json").write_text(json.dumps({"binidx_manifest": 1, "job": job}))
     merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert manifest(tmp_path / "all")["job"] == {"append_eod": True}
-    head_dataset(tmp_path / "a", tmp_path / "head", 3)
+    cut_dataset(tmp_path / "a", [tmp_path / "head"], num_documents=3)
     assert main(["grep", RABBIT, f"{tmp_path}/head"]) == 2
     assert f"{tmp_path}/head has no manifest that names one" in capsys.readouterr().err
 
@@ -206,6 +206,6 @@ def test_a_store_keeps_it_too(s3: Bucket, sources: list[str]) -> None:
     target = f"{s3.fresh()}/all"
     merge_datasets(sources, target)
     assert manifest(target)["dataset"]["documents"] == 82
-    head_dataset(target, f"{target}-head", 5)
+    cut_dataset(target, [f"{target}-head"], num_documents=5)
     assert manifest(f"{target}-head")["job"] == manifest(target)["job"]
     assert manifest(f"{target}-head")["dataset"]["documents"] == 5

@@ -12,7 +12,7 @@ from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.corpus import cut
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.random_numbers import uniform_hash
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format import idx
@@ -38,7 +38,7 @@ def test_the_head_is_the_dataset_of_the_first_documents(tmp_path: Path, multimod
     if packed:
         convert_dataset(source, tmp_path / "packed", way=StorageFormat("zstd"))
     for count in (0, 1, 7, 20, 21):
-        done = head_dataset(tmp_path / "packed" if packed else source, tmp_path / f"head{count}", count)
+        done = cut_dataset(tmp_path / "packed" if packed else source, [tmp_path / f"head{count}"], num_documents=count)
         if packed:
             convert_dataset(tmp_path / f"head{count}", tmp_path / f"plain{count}", way=StorageFormat("raw"))
         expected = built(tmp_path / f"expected{count}", documents[:count], multimodal)
@@ -54,7 +54,7 @@ def test_a_split_is_the_documents_by_their_hash(tmp_path: Path, multimodal: bool
     documents = random_documents(np.random.default_rng(2), np.uint16, 60)
     source = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
     targets = [tmp_path / name for name in ("a", "b", "c")]
-    done = split_dataset(source, targets, [0.5, 0.0, 0.3], seed=7)
+    done = cut_dataset(source, targets, [0.5, 0.0, 0.3], seed=7)
     u = uniform_hash(7, 0, 60)
     wanted = [u < 0.5, np.zeros(60, bool), (u >= 0.5) & (u < 0.8)]
     for target, chosen, share in zip(targets, wanted, done.shares, strict=True):
@@ -70,12 +70,14 @@ def test_a_smaller_sample_lies_in_a_larger_and_shares_of_one_leave_nobody_out(tm
     source = build_ours(tmp_path / "en", documents, np.uint16)
     kept = []
     for fraction in (0.01, 0.1, 1.0):
-        split_dataset(source, [tmp_path / "out"], [fraction], seed=3, overwrite=True)
+        cut_dataset(source, [tmp_path / "out"], [fraction], seed=3, overwrite=True)
         kept.append(set(np.frombuffer(pair(tmp_path / "out")[0], np.uint16).tolist()))
     assert kept[0] < kept[1] < kept[2]
     assert len(kept[2]) == 2000
     assert 140 < len(kept[1]) < 260
-    done = split_dataset(source, [tmp_path / f"s{n}" for n in range(10)], [0.1] * 10, seed=3)
+    cut_dataset(source, [tmp_path / "of-head"], [0.1], seed=3, num_documents=500)
+    assert set(np.frombuffer(pair(tmp_path / "of-head")[0], np.uint16).tolist()) == {n for n in kept[1] if n < 500}
+    done = cut_dataset(source, [tmp_path / f"s{n}" for n in range(10)], [0.1] * 10, seed=3)
     assert sum(each.num_documents for each in done.shares) == 2000
 
 
@@ -97,10 +99,10 @@ def test_from_a_bucket_and_in_it(s3: Bucket, tmp_path: Path) -> None:
     base, source = s3.fresh(), build(tmp_path / "en", 6_000_000)
     convert_dataset(source, f"{base}/en", verify="size")
     for folder in (base, str(tmp_path / "here")):
-        head_dataset(f"{base}/en", f"{folder}/head", 9)
-        split_dataset(f"{base}/en", [f"{folder}/sample"], [0.5], seed=1)
-    head_dataset(source, tmp_path / "head", 9)
-    split_dataset(source, [tmp_path / "sample"], [0.5], seed=1)
+        cut_dataset(f"{base}/en", [f"{folder}/head"], num_documents=9)
+        cut_dataset(f"{base}/en", [f"{folder}/sample"], [0.5], seed=1)
+    cut_dataset(source, [tmp_path / "head"], num_documents=9)
+    cut_dataset(source, [tmp_path / "sample"], [0.5], seed=1)
     for name in ("head", "sample"):
         assert pair(f"{base}/{name}") == pair(tmp_path / "here" / name) == pair(tmp_path / name)
         assert names_beside(f"{base}/{name}") == [f"{name}.bin", f"{name}.idx"]
@@ -109,20 +111,20 @@ def test_from_a_bucket_and_in_it(s3: Bucket, tmp_path: Path) -> None:
 def test_what_cannot_be_cut_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     source, a, b = build(tmp_path / "en", 100), tmp_path / "a", tmp_path / "b"
     calls = {
-        "targets, fractions: found 2 and 1": lambda: split_dataset(source, [a, b], [1.0], seed=1),
-        "fractions: found 0.6, 0.6, need shares": lambda: split_dataset(source, [a, b], [0.6, 0.6], seed=1),
-        "targets: two are equal": lambda: split_dataset(source, [a, a], [0.5, 0.5], seed=1),
-        "num_documents: found -1, need 0": lambda: head_dataset(source, a, -1),
-        "is read and written": lambda: head_dataset(source, source, 1, overwrite=True),
+        "targets, fractions: found 2 and 1": lambda: cut_dataset(source, [a, b], [1.0], seed=1),
+        "fractions: found 0.6, 0.6, need shares": lambda: cut_dataset(source, [a, b], [0.6, 0.6], seed=1),
+        "targets: two are equal": lambda: cut_dataset(source, [a, a], [0.5, 0.5], seed=1),
+        "num_documents: found -1, need 0": lambda: cut_dataset(source, [a], num_documents=-1),
+        "is read and written": lambda: cut_dataset(source, [source], num_documents=1, overwrite=True),
     }
     for message, call in calls.items():
         with pytest.raises(ConfigError, match=message):
             call()
     build(a, 10)
     with pytest.raises(ObjectExistsError):
-        split_dataset(source, [b, a], [0.5, 0.5], seed=1)
+        cut_dataset(source, [b, a], [0.5, 0.5], seed=1)
     Path(f"{source}.bin").write_bytes(b"x")
-    for call in (lambda: head_dataset(source, b, 1), lambda: split_dataset(source, [b], [1.0], seed=1)):
+    for call in (lambda: cut_dataset(source, [b], num_documents=1), lambda: cut_dataset(source, [b], [1.0], seed=1)):
         with pytest.raises(FormatError, match=r"en\.bin: 1 bytes, its .idx needs 200"):
             call()
     assert names_beside(f"{tmp_path}/b") == []

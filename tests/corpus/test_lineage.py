@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from binidx.corpus.convert import convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.lineage import lineage_writer
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.random_numbers import uniform_hash
@@ -71,8 +71,8 @@ def test_documents_of_a_dataset_without_any_are_told_by_prefix_and_number(source
 
 def test_head_sample_and_split_take_the_rows_of_their_documents(sources: list[str], tmp_path: Path) -> None:
     rows, where = rows_of(sources[:1]), uniform_hash(5, 0, 100)
-    head_dataset(sources[0], tmp_path / "head", 63)
-    split_dataset(sources[0], [tmp_path / "a", tmp_path / "b"], [0.5, 0.25], seed=5)
+    cut_dataset(sources[0], [tmp_path / "head"], num_documents=63)
+    cut_dataset(sources[0], [tmp_path / "a", tmp_path / "b"], [0.5, 0.25], seed=5)
     assert read_lineage(tmp_path / "head") == rows[:63]
     assert read_lineage(tmp_path / "a") == [row for row, place in zip(rows, where, strict=True) if place < 0.5]
     assert read_lineage(tmp_path / "b") == [row for row, place in zip(rows, where, strict=True) if 0.5 <= place < 0.75]
@@ -107,7 +107,7 @@ def test_on_s3_as_on_a_disk(sources: list[str], s3: Bucket) -> None:
     there = [f"{base}/{Path(source).name}" for source in sources]
     merge_datasets(there, f"{base}/all")
     shuffle_datasets([f"{base}/all"], f"{base}/new", seed=1)
-    head_dataset(f"{base}/new", f"{base}/head", 50)
+    cut_dataset(f"{base}/new", [f"{base}/head"], num_documents=50)
     rows = rows_of(sources)
     assert read_lineage(f"{base}/head") == [rows[number] for number in new_order(1, 137)[:50]]
     assert verify_dataset(f"{base}/head", lineage=True).lineage == 50
@@ -119,7 +119,7 @@ def test_what_tells_of_an_older_dataset_goes(sources: list[str], tmp_path: Path)
         merge_datasets(sources, tmp_path / name)
         Path(f"{tmp_path}/{name}.manifest.json").write_text("{}")
     merge_datasets([bare], tmp_path / "merged", overwrite=True)
-    head_dataset(bare, tmp_path / "cut", 3, overwrite=True)
+    cut_dataset(bare, [tmp_path / "cut"], num_documents=3, overwrite=True)
     shuffle_datasets([bare], tmp_path / "shuffled", seed=1, overwrite=True)
     for name in ("merged", "cut", "shuffled"):
         assert names_beside(f"{tmp_path}/{name}") == [f"{name}.bin", f"{name}.idx"]

@@ -16,7 +16,7 @@ from helpers.lineage_data import build_with_lineage
 from helpers.random_datasets import Document, build_ours
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.errors import ObjectExistsError
@@ -29,8 +29,8 @@ Write = Callable[..., Any]
 MERGE: Write = lambda source, out, **options: merge_datasets([source, source], f"{out}/all", **options)  # noqa: E731
 DATASETS: dict[str, Write] = {
     "merge": MERGE,
-    "head": lambda source, out, **options: head_dataset(source, f"{out}/all", 30, **options),
-    "split": lambda source, out, **options: split_dataset(source, [f"{out}/all"], [0.7], seed=1, **options),
+    "head": lambda source, out, **options: cut_dataset(source, [f"{out}/all"], num_documents=30, **options),
+    "split": lambda source, out, **options: cut_dataset(source, [f"{out}/all"], [0.7], seed=1, **options),
     "shuffle": lambda source, out, **options: shuffle_datasets([source], f"{out}/all", seed=1, **options),
 }
 
@@ -124,11 +124,11 @@ def test_another_dataset_is_refused_before_its_sources_are_read(tmp_path: Path) 
 def test_a_split_that_was_killed_between_its_targets_writes_the_others(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     targets = [tmp_path / "out" / name for name in "ab"]
-    split_dataset(source, targets, [0.6, 0.4], seed=1)
+    cut_dataset(source, targets, [0.6, 0.4], seed=1)
     needed = contents(f"{tmp_path}/out")
     for end in (".bin", ".idx", ".lineage.parquet"):
         Path(f"{targets[1]}{end}").unlink()
-    done = split_dataset(source, targets, [0.6, 0.4], seed=1)
+    done = cut_dataset(source, targets, [0.6, 0.4], seed=1)
     assert contents(f"{tmp_path}/out") == needed
     assert sum(each.num_documents for each in done.shares) == 60
 
@@ -173,7 +173,7 @@ def test_packed_files_and_what_comes_back_are_compared(where: str, tmp_path: Pat
     for how in ({"chunk_size": 90, "sep_token": 0}, {"chunk_size": 100, "sep_token": 0, "add_separator": True}):
         with pytest.raises(ObjectExistsError, match=r"t_00000[0-9]+.bin: exists, needed a free name; --overwrite"):
             indexed_to_packed(dataset, base, "t", **how)
-    fewer = head_dataset(source_of(tmp_path), tmp_path / "fewer", 59).shares[0].target
+    fewer = cut_dataset(source_of(tmp_path), [tmp_path / "fewer"], num_documents=59).shares[0].target
     assert contents(base) == needed
     written = indexed_to_packed(IndexedDataset(fewer), base, "t", 50, 0, overwrite=True)
     assert ["t.packed.json", *(uri.rsplit("/", 1)[1] for uri in written)] == sorted(contents(base))

@@ -17,7 +17,7 @@ from helpers.lineage_data import END, build_with_lineage, read_lineage
 from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.diff import diff_datasets
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
@@ -41,11 +41,11 @@ Tool = Callable[[str, str], object]
 WRITING: dict[str, Tool] = {
     "merge": lambda source, out: merge_datasets([source], out),
     "merge_twice": lambda source, out: merge_datasets([source, source], out),
-    "head": lambda source, out: head_dataset(source, out, 17),
-    "head_of_none": lambda source, out: head_dataset(source, out, 0),
-    "head_of_all": lambda source, out: head_dataset(source, out, 1_000),
-    "sample": lambda source, out: split_dataset(source, [out], [0.4], seed=3),
-    "split": lambda source, out: split_dataset(source, [f"{out}-a", f"{out}-b"], [0.7, 0.3], seed=3),
+    "head": lambda source, out: cut_dataset(source, [out], num_documents=17),
+    "head_of_none": lambda source, out: cut_dataset(source, [out], num_documents=0),
+    "head_of_all": lambda source, out: cut_dataset(source, [out], num_documents=1_000),
+    "sample": lambda source, out: cut_dataset(source, [out], [0.4], seed=3),
+    "split": lambda source, out: cut_dataset(source, [f"{out}-a", f"{out}-b"], [0.7, 0.3], seed=3),
     "shuffle": lambda source, out: shuffle_datasets([source], out, seed=3),
     "convert": convert_dataset,
     "convert_compressed": lambda source, out: convert_dataset(source, out, way=StorageFormat("zstd", 5)),
@@ -207,11 +207,11 @@ def test_a_part_is_never_written_to_nor_the_list(tmp_path: Path, name: str) -> N
     merge_virtually(parts, tmp_path / "virtual")
     before = objects(f"{tmp_path}/p0")
     tools: dict[str, Tool] = {
-        "head": lambda source, out: head_dataset(source, out, 3, overwrite=True),
+        "head": lambda source, out: cut_dataset(source, [out], num_documents=3, overwrite=True),
         "shuffle": lambda source, out: shuffle_datasets([source], out, seed=1, overwrite=True),
         "convert": lambda source, out: convert_dataset(source, out, overwrite=True),
         "merge": lambda source, out: merge_datasets([source], out, overwrite=True),
-        "split": lambda source, out: split_dataset(source, [out], [0.5], seed=1, overwrite=True),
+        "split": lambda source, out: cut_dataset(source, [out], [0.5], seed=1, overwrite=True),
     }
     for target in (parts[0], f"{tmp_path}/virtual"):
         with pytest.raises(ConfigError, match=r"is read and written|is the virtual merge .* or a part of it"):
@@ -234,7 +234,7 @@ def test_a_part_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     merge_virtually(parts, tmp_path / "virtual")
     for name, tool in {
         "shuffle": lambda watch: shuffle_datasets([f"{tmp_path}/virtual"], f"{tmp_path}/out", seed=1, watch=watch),
-        "head": lambda watch: head_dataset(f"{tmp_path}/virtual", f"{tmp_path}/out", 60, watch=watch),
+        "head": lambda watch: cut_dataset(f"{tmp_path}/virtual", [f"{tmp_path}/out"], num_documents=60, watch=watch),
         "verify": lambda watch: verify_dataset(f"{tmp_path}/virtual", watch=watch),
         "diff": lambda watch: diff_datasets(f"{tmp_path}/virtual", parts[0], watch=watch),
         "convert": lambda watch: convert_dataset(f"{tmp_path}/virtual", f"{tmp_path}/out", watch=watch),
@@ -257,7 +257,7 @@ def test_a_part_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
 
 def test_lineage_of_the_list_is_that_of_what_comes_out(tmp_path: Path) -> None:
     merge_virtually(parts_of(tmp_path), tmp_path / "virtual")
-    head_dataset(tmp_path / "virtual", tmp_path / "head", 40)
+    cut_dataset(tmp_path / "virtual", [tmp_path / "head"], num_documents=40)
     assert read_lineage(tmp_path / "head") == read_lineage(tmp_path / "virtual")[:40]
 
 

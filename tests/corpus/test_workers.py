@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -312,7 +313,7 @@ def test_sidecars_come_along(tmp_path: Path) -> None:
 def found(*args: Any, **options: Any) -> dict[str, Any] | str:
     """The result of a verification without its duration, or its error."""
     try:
-        return {**verify_dataset(*args, **options).to_json(), "seconds": 0}
+        return {**asdict(verify_dataset(*args, **options)), "seconds": 0}
     except FormatError as error:
         return str(error)
 
@@ -366,7 +367,7 @@ def test_shards_of_a_verification_leave_findings_and_the_last_reports(tmp_path: 
     assert done.token_range == one.token_range
     with pytest.raises(ObjectExistsError, match="parts of another job, which differs in vocab_size, parts; finish"):
         verify_dataset(source, vocab_size=65536, workers=HERE, records=records)
-    assert found(source, workers=HERE, records=records) == {**one.to_json(), "seconds": 0}
+    assert found(source, workers=HERE, records=records) == {**asdict(one), "seconds": 0}
     assert not records.exists()
 
 

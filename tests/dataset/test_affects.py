@@ -25,7 +25,7 @@ from binidx.dataset import rank_comparison
 from binidx.dataset.affects import affects, described_fields, words_of
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig, Split, WrittenPaths
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.stored import options as stored_options
+from binidx.dataset.stored import baked as stored_options
 from binidx.dataset.stored import planned
 from binidx.run import run_file
 

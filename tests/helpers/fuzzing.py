@@ -397,7 +397,7 @@ def dataset_manifest(folder: Path) -> Kind:
 def part_record(folder: Path) -> Kind:
     from test_json_models import RECORD
 
-    from binidx.prepare.preprocess.record import RECORD_FILE
+    from binidx.prepare.preprocess.job_files import RECORD_FILE
 
     def read(data: bytes) -> object:
         found = RECORD_FILE.decode(data, "a.json")

@@ -39,7 +39,7 @@ import binidx.run.stored.read_planning as read_planning
 from binidx import RunOrder, describe_tokenizer
 from binidx.corpus import token_parts
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset
+from binidx.corpus.cut import cut_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
@@ -141,8 +141,8 @@ JOBS: dict[str, Job] = {
     "merge": lambda at, out: merge_datasets([at / "en", at / "code", at / "en"], f"{out}/all"),
     "merge compressed": lambda at, out: merge_datasets([at / "zstd"] * 2, f"{out}/all"),
     "merge --virtual": lambda at, out: merge_virtually([at / "en", at / "code"], f"{out}/all"),
-    "cut head": lambda at, out: head_dataset(at / "en", f"{out}/head", 30),
-    "cut split": lambda at, out: split_dataset(at / "en", [f"{out}/a", f"{out}/b"], [0.7, 0.2], seed=1),
+    "cut head": lambda at, out: cut_dataset(at / "en", [f"{out}/head"], num_documents=30),
+    "cut split": lambda at, out: cut_dataset(at / "en", [f"{out}/a", f"{out}/b"], [0.7, 0.2], seed=1),
     "shuffle": lambda at, out: shuffle_datasets([at / "en", at / "code"], f"{out}/all", seed=1),
     "shuffle compressed": lambda at, out: shuffle_datasets([at / "zstd"], f"{out}/all", seed=1),
     "shuffle --lines": lambda at, out: shuffle_lines([at / "lines.jsonl"], f"{out}/a.gz", seed=1, memory_bytes=1 << 30),

@@ -16,9 +16,8 @@ from demo.corpus import EOD, train_bpe
 from binidx import describe_tokenizer
 from binidx.jobs.parts import Workers, make_parts
 from binidx.prepare.preprocess.job import Job, Part
-from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.job_files import JobFiles, Record
 from binidx.prepare.preprocess.preprocess import Report, preprocess
-from binidx.prepare.preprocess.record import Record
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.storage.open import open_object, read_whole
 

@@ -40,7 +40,7 @@ from binidx.corpus.copies.convert_owner import ConvertOwner
 from binidx.corpus.copies.copy_job import CopyJob
 from binidx.corpus.copies.object_copy import COPIES, ObjectCopy, WorkersCopy
 from binidx.corpus.token_parts import PinnedDataset, plan_blocks, plan_ranges
-from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options, WholeDataset
+from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.jobs.parts import Workers
@@ -82,7 +82,7 @@ class StorageFormat:
 
 
 @dataclass(frozen=True)
-class ConvertResult(JsonResult):
+class ConvertResult:
     """Result of a convert.
 
     Attributes:
@@ -176,8 +176,6 @@ class Convert:
 
     def __post_init__(self) -> None:
         source, target, way, workers = self.start, self.end, self.way, self.workers
-        if self.verify not in ("checksum", "size"):
-            raise ConfigError(f"verify: {self.verify!r}, needed 'checksum' or 'size'")
         if target.uri.endswith("/"):
             name = source.uri.rstrip("/").split("/")[-1]
             raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{name}")

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from binidx.corpus.exchange import ROUND_BYTES
 from binidx.corpus.lineage.lineage_transfer import Assign, LineageTransfer
 from binidx.corpus.random_numbers import uniform_hash
-from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.document_blocks import DocumentBlock, batch_by_size
 from binidx.format.index_columns import IndexColumns
@@ -52,7 +52,7 @@ class CutOutput:
 
 
 @dataclass(frozen=True)
-class CutResult(JsonResult):
+class CutResult:
     """Result of a cut: the number of documents of the source, and the written datasets."""
 
     source: str
@@ -61,43 +61,13 @@ class CutResult(JsonResult):
     seconds: float
 
 
-def head_dataset(
-    source: Prefix,
-    target: Prefix,
-    num_documents: int,
-    *,
-    lineage: bool = True,
-    overwrite: bool = False,
-    source_options: Options = None,
-    target_options: Options = None,
-    watch: ProgressWatcher | None = None,
-) -> CutResult:
-    """Write the first `num_documents` documents of `source` as the dataset `target`; all if `source` has fewer.
-
-    The store itself copies an uncompressed `.bin` if it can; a compressed `.bin` is decompressed and compressed again.
-
-    Args:
-        num_documents: 0 or more.
-        lineage: whether to carry the lineage over, if the source has one.
-        overwrite: replace a dataset at the target. It stays until the new one is ready.
-        source_options, target_options: fsspec options; the store itself can copy tokens only if the two are equal.
-
-    Raises:
-        ConfigError: the number is negative, or the target is the source.
-        FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
-    """
-    if num_documents < 0:
-        raise ConfigError(f"num_documents: found {num_documents}, need 0 or more")
-    location, targets = Location.of(source, source_options), [Location.of(target, target_options)]
-    return _cut(location, targets, None, num_documents, lineage, overwrite, watch)
-
-
-def split_dataset(
+def cut_dataset(
     source: Prefix,
     targets: Sequence[Prefix],
-    fractions: Sequence[float],
+    fractions: Sequence[float] | None = None,
     *,
-    seed: int,
+    seed: int = 0,
+    num_documents: int | None = None,
     lineage: bool = True,
     overwrite: bool = False,
     source_options: Options = None,
@@ -107,17 +77,56 @@ def split_dataset(
     """Write each document to one of the targets, chosen by a hash; to none if the fractions add up to less than 1.
 
     A sample is a split with one target. The source is read once; from a remote source only the needed ranges are
-    fetched.
+    fetched. Without fractions the store itself copies an uncompressed `.bin` if it can; a compressed one is
+    decompressed and compressed again.
 
     Args:
-        fractions: share of each target, together at most 1.
+        fractions: share of each target, together at most 1; None: all documents, to the one target.
         seed: seed of the hash, any 64-bit number.
+        num_documents: write only the first of `source`, 0 or more; all if it has fewer.
+        lineage: whether to carry the lineage over, if the source has one.
+        overwrite: replace a dataset at a target. It stays until the new one is ready.
+        source_options, target_options: fsspec options; the store itself can copy tokens only if the two are equal.
 
     Raises:
-        ConfigError: the fractions are not such shares or not one for each target, or targets are equal to each other or
-            to the source.
+        ConfigError: the number is negative; the fractions are not such shares or not one for each target; or targets
+            are equal to each other or to the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
+    if num_documents is not None and num_documents < 0:
+        raise ConfigError(f"num_documents: found {num_documents}, need 0 or more")
+    _check_shares(targets, [1.0] if fractions is None else fractions)
+    assign = None if fractions is None else partial(assign_by_hash, seed, np.cumsum(fractions))
+    began, watch = time.monotonic(), watch or SilentWatcher()
+    dataset = WholeDataset(Location.of(source, source_options))
+    index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
+    locations = [Location.of(target, target_options) for target in targets]
+    opened = [DatasetTarget.open(target, stored.codec, [dataset], overwrite=overwrite) for target in locations]
+    # The first documents of a plain dataset are one range; other documents pass through this process.
+    is_range = assign is None and stored.codec == "raw" and not stored.mixed
+    dataset.check_index(watch)
+    with contextlib.ExitStack() as stack:
+        outputs = [DatasetOutput(target, index.dtype, index.sequence_modes is not None) for target in opened]
+        for output in outputs:
+            stack.callback(output.close)
+        _scatter(dataset, assign, num_documents, outputs, None if is_range else stored.open_plain(), watch)
+        lineages = LineageTransfer([dataset] if lineage else [], opened, num_documents)
+        stack.callback(lineages.close)
+        lineages.fill(watch, assign=assign)
+        # Existing targets first: one of another job is refused before any is published.
+        for number, output in sorted(enumerate(outputs), key=lambda numbered: not numbered[1].target.existing):
+            replace = partial(lineages.replace, number)
+            if is_range:
+                pieces = stored.pieces(output.columns.counts()["tokens"] * index.dtype_size)
+                output.target.publish_pieces(output.columns, pieces, stored.prefix.options, watch, check, replace)
+            else:
+                output.publish(check, replace)
+            output.target.say_complete(watch)
+        shares = [CutOutput(output.target.prefix.uri, *output.columns.counts().values()) for output in outputs]
+    return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
+
+
+def _check_shares(targets: Sequence[Prefix], fractions: Sequence[float]) -> None:
     if len(targets) != len(fractions) or not targets:
         raise ConfigError(f"targets, fractions: found {len(targets)} and {len(fractions)}, need as many of both")
     if not all(0 <= fraction <= 1 for fraction in fractions) or math.fsum(fractions) > 1 + 1e-9:
@@ -125,9 +134,6 @@ def split_dataset(
         raise ConfigError(f"fractions: found {found}, need shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("targets: two are equal, need another one for each fraction")
-    assign = partial(assign_by_hash, seed, np.cumsum(fractions))
-    locations = [Location.of(target, target_options) for target in targets]
-    return _cut(Location.of(source, source_options), locations, assign, None, lineage, overwrite, watch)
 
 
 def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int) -> NDArray[np.int64]:
@@ -140,42 +146,6 @@ def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int)
     # Shares that add up to 1 except for rounding leave no document out.
     last = len(ends) - 1 if ends[-1] > 1 - 1e-9 else -1
     return np.where(numbers < len(ends), numbers, last)
-
-
-def _cut(
-    source: Location,
-    targets: Sequence[Location],
-    assign: Assign | None,
-    limit: int | None,
-    lineage: bool,
-    overwrite: bool,
-    watch: ProgressWatcher | None,
-) -> CutResult:
-    began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source)
-    index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
-    opened = [DatasetTarget.open(target, stored.codec, [dataset], overwrite=overwrite) for target in targets]
-    # The head of a plain dataset is one range; other documents pass through this process.
-    is_range = assign is None and stored.codec == "raw" and not stored.mixed
-    dataset.check_index(watch)
-    with contextlib.ExitStack() as stack:
-        outputs = [DatasetOutput(target, index.dtype, index.sequence_modes is not None) for target in opened]
-        for output in outputs:
-            stack.callback(output.close)
-        _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
-        lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
-        stack.callback(lineages.close)
-        lineages.fill(watch, assign=assign)
-        # Existing targets first: one of another job is refused before any is published.
-        for number, output in sorted(enumerate(outputs), key=lambda numbered: not numbered[1].target.existing):
-            replace = partial(lineages.replace, number)
-            if is_range:
-                pieces = stored.pieces(output.columns.counts()["tokens"] * index.dtype_size)
-                output.target.publish_pieces(output.columns, pieces, source.options, watch, check, replace)
-            else:
-                output.publish(check, replace)
-            output.target.say_complete(watch)
-        shares = [CutOutput(output.target.prefix.uri, *output.columns.counts().values()) for output in outputs]
-    return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
 
 def _scatter(

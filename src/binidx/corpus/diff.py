@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from binidx.corpus.exchange import ExchangeTask, ExchangeWriter, document_tasks, exchange_file, list_blocks, read_bucket
 from binidx.corpus.shuffle_buckets import assign_buckets
 from binidx.corpus.token_parts import PinnedDataset
-from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.jobs.job_folder import JobFolder
 from binidx.jobs.parts import Values, Workers
@@ -52,7 +52,7 @@ ALGORITHM = 2
 
 
 @dataclass(frozen=True)
-class Difference(JsonResult):
+class Difference:
     """Differences between the documents of A and B; pairs of counts are those of A and of B.
 
     Attributes:
@@ -86,7 +86,8 @@ class Difference(JsonResult):
         return not (self.num_removed or self.num_added or self.num_order_breaks or self.parts_missing)
 
     def to_json(self) -> dict[str, Any]:
-        return {"same": self.same, **super().to_json()}
+        """Return all fields as one JSON object."""
+        return {"same": self.same, **asdict(self)}
 
 
 def diff_datasets(

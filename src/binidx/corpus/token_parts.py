@@ -11,12 +11,14 @@ and zstd segments of this library begin.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import redacted
+from binidx.json_models import JsonFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named
@@ -92,3 +94,40 @@ class PinnedDataset:
         """Return the reader of the plain bytes of the tokens, or of the `stored` ones."""
         source = self.open().source
         return source.open_stored() if stored else source.open_plain()
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """Part of a dataset to read: its documents, or bytes of its tokens, from `start` to before `stop`.
+
+    Args:
+        size: bytes to read, about.
+        unit: "documents" or "bytes".
+        settings: all else that decides the result, in JSON values.
+    """
+
+    dataset: PinnedDataset
+    start: int
+    stop: int
+    size: int
+    unit: str
+    settings: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Digest of all that decides the result."""
+        return JsonFile.digest([self.dataset.identity, self.start, self.stop, *self.settings])
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.start} to {self.stop} of {self.dataset.prefix}"
+
+
+def plan_documents(dataset: WholeDataset, count: int, settings: tuple[Any, ...]) -> list[DatasetPart]:
+    """Return the documents of a dataset in about `count` parts; of few documents there are fewer, and empty ones.
+
+    Args:
+        dataset: its index must have been checked.
+    """
+    bounds = [dataset.index.num_documents * number // count for number in range(count + 1)]
+    pinned, size = PinnedDataset.of(dataset), dataset.num_bytes // count
+    return [DatasetPart(pinned, *pair, size, "documents", settings) for pair in sorted(set(itertools.pairwise(bounds)))]

@@ -11,7 +11,7 @@ is its record; damage has none, so that it is looked for again after a repair.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +22,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.corpus.exchange import ROUND_BYTES
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
-from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.token_parts import DatasetPart, PinnedDataset, plan_documents, plan_ranges
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.format.source import VirtualSource
@@ -43,7 +43,7 @@ DAMAGE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
-class Verification(JsonResult):
+class Verification:
     """Result of a verification that found no error.
 
     Attributes:
@@ -115,8 +115,6 @@ def verify_dataset(
         raise ConfigError(f"vocab_size: found {vocab_size}, needs at least 1")
     if vocab_size is not None and dataset.dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dataset.dtype.name}, a vocabulary needs integers")
-    if records is not None and workers is None:
-        raise ConfigError("records: found no workers, which write them; give workers, too")
     plain = dataset.source.open_plain()
     dataset.check_index(watch, _refuse)
     manifest = dataset.source.check_manifests(index.counts)
@@ -144,33 +142,6 @@ def _refuse(uri: str, problem: str) -> None:
 
 
 @dataclass(frozen=True)
-class VerifyPart:
-    """Part of a verification.
-
-    Args:
-        start, stop: range of bytes of the tokens to read; of a `lineage` part, of documents to compare with hashes.
-        num_bytes: bytes of all tokens.
-        size: bytes to read, about.
-    """
-
-    dataset: PinnedDataset
-    start: int
-    stop: int
-    num_bytes: int
-    size: int
-    vocab_size: int | None = None
-    lineage: bool = False
-
-    @property
-    def name(self) -> str:
-        """Digest of all that decides the finding."""
-        return JsonFile.digest([self.dataset.identity, self.start, self.stop, self.vocab_size, self.lineage])
-
-    def __str__(self) -> str:
-        return f"{'documents' if self.lineage else 'bytes'} {self.start} to {self.stop} of {self.dataset.prefix}"
-
-
-@dataclass(frozen=True)
 class Finding:
     """Result of a part, in JSON values.
 
@@ -195,8 +166,8 @@ class Finding:
 
 def plan_verification(
     dataset: WholeDataset, size: int, vocab_size: int | None, *, lineage: bool, whole: bool
-) -> list[VerifyPart]:
-    """Return the parts of a verification, those of the tokens first.
+) -> list[DatasetPart]:
+    """Return the parts of a verification, those of the tokens first; parts of documents compare hashes.
 
     Args:
         dataset: its index must have been checked.
@@ -207,35 +178,32 @@ def plan_verification(
     Raises:
         ObjectNotFoundError: there is no lineage to compare with.
     """
-    pinned, num_bytes, count = PinnedDataset.of(dataset), dataset.num_bytes, dataset.index.num_documents
-    ranges = [(0, size)] if whole else plan_ranges(size)
-    parts = [VerifyPart(pinned, start, stop, num_bytes, stop - start, vocab_size) for start, stop in ranges]
+    pinned, ranges = PinnedDataset.of(dataset), [(0, size)] if whole else plan_ranges(size)
+    parts = [DatasetPart(pinned, start, stop, stop - start, "bytes", (vocab_size, False)) for start, stop in ranges]
     if lineage:
         if not object_exists(file := dataset.source.prefix + LINEAGE):
             raise ObjectNotFoundError(f"{file}: not found; binidx preprocess writes it")
-        share, bounds = num_bytes // len(ranges), [count * number // len(ranges) for number in range(len(ranges) + 1)]
-        pairs = sorted(set(itertools.pairwise(bounds)))  # of few documents, several parts would be the same empty one
-        parts += [VerifyPart(pinned, *pair, num_bytes, share, lineage=True) for pair in pairs]
+        parts += plan_documents(dataset, len(ranges), (None, True))
     return parts
 
 
-def _find_here(dataset: WholeDataset, plain: RangeReader, part: VerifyPart, watch: ProgressWatcher) -> Finding:
+def _find_here(dataset: WholeDataset, plain: RangeReader, part: DatasetPart, watch: ProgressWatcher) -> Finding:
     """Return the finding of a part; raise FormatError for damage."""
-    watch.begin("lineage" if part.lineage else "tokens", part.size, 0)
-    finding = (_compare_hashes if part.lineage else _read_tokens)(dataset, plain, part, watch.advance)
+    watch.begin("lineage" if part.unit == "documents" else "tokens", part.size, 0)
+    finding = _find(dataset, plain, dataset.num_bytes, part, watch.advance)
     finding.check(dataset)
     return finding
 
 
 def _find_by_workers(
-    dataset: WholeDataset, parts: list[VerifyPart], workers: Workers, records: Location | None, watch: ProgressWatcher
+    dataset: WholeDataset, parts: list[DatasetPart], workers: Workers, records: Location | None, watch: ProgressWatcher
 ) -> list[Finding]:
     """Return the findings of the parts, as far as there are any; raise FormatError for the first damage."""
     first, digest = parts[0], JsonFile.digest([part.name for part in parts])
-    identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.vocab_size, "parts": digest}
+    identity = {"job": "verify", "source": first.dataset.identity, "vocab_size": first.settings[0], "parts": digest}
     remote = dataset.source.prefix.local_path is None
     values = make_recorded_parts(
-        _verify_part, parts, workers, records, identity, watch,
+        functools.partial(_verify_part, dataset.num_bytes), parts, workers, records, identity, watch,
         remote_data=remote, is_final=lambda result: not result["problem"],
     )  # fmt: skip
     findings = {part: Finding(**values[part.name]) for part in parts if part.name in values}
@@ -244,14 +212,21 @@ def _find_by_workers(
     return list(findings.values())
 
 
-def _verify_part(part: VerifyPart) -> Values:
-    """Return the finding of a part, in a worker."""
-    find = _compare_hashes if part.lineage else _read_tokens
-    return asdict(find(part.dataset.open(), part.dataset.reader(), part, lambda count: check_stop()))
+def _verify_part(num_bytes: int, part: DatasetPart) -> Values:
+    """Return the finding of a part of a dataset with `num_bytes` of tokens, in a worker."""
+    return asdict(_find(part.dataset.open(), part.dataset.reader(), num_bytes, part, lambda count: check_stop()))
+
+
+def _find(
+    dataset: WholeDataset, plain: RangeReader, num_bytes: int, part: DatasetPart, advance: Callable[[int], object]
+) -> Finding:
+    if part.unit == "documents":
+        return _compare_hashes(dataset, plain, part, advance)
+    return _read_tokens(dataset, plain, num_bytes, part, advance)
 
 
 def _compare_hashes(
-    dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]
+    dataset: WholeDataset, plain: RangeReader, part: DatasetPart, advance: Callable[[int], object]
 ) -> Finding:
     """Compare each document of a part with its hash in the lineage file.
 
@@ -279,17 +254,17 @@ def _compare_hashes(
 
 
 def _read_tokens(
-    dataset: WholeDataset, plain: RangeReader, part: VerifyPart, advance: Callable[[int], object]
+    dataset: WholeDataset, plain: RangeReader, num_bytes: int, part: DatasetPart, advance: Callable[[int], object]
 ) -> Finding:
-    """Read all bytes of a part, also those after the last token."""
-    dtype, start, bounds = dataset.dtype, part.start, list[Any]()
+    """Read all bytes of a part; those behind the first `num_bytes` of the `.bin` are no tokens."""
+    dtype, start, bounds, vocab_size = dataset.dtype, part.start, list[Any](), part.settings[0]
     try:
         for data in stream(plain, part.stop, start=start):
-            tokens = np.frombuffer(data[: max(part.num_bytes - start, 0)], dtype)
+            tokens = np.frombuffer(data[: max(num_bytes - start, 0)], dtype)
             if len(tokens):
                 low, high = tokens.min().item(), tokens.max().item()
-                if part.vocab_size is not None and (low < 0 or high >= part.vocab_size):
-                    return _refuse_token(dataset, tokens, start // dtype.itemsize, part.vocab_size)
+                if vocab_size is not None and (low < 0 or high >= vocab_size):
+                    return _refuse_token(dataset, tokens, start // dtype.itemsize, vocab_size)
                 bounds = [min([low, *bounds]), max([high, *bounds])]
             advance(len(data))
             start += len(data)

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,8 @@ from binidx.storage.open import codec_named, suffix_of
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.compare import ComparingWriter
 from binidx.storage.writing.concatenate import SourcePiece, open_join
-from binidx.storage.writing.publish import delete_object, write_object
+from binidx.storage.writing.publish import ComparingWriter, delete_object, write_object
 from binidx.tokenizers.spec import TokenizerSpec
 
 Options = Mapping[str, Any] | None
@@ -53,16 +52,7 @@ HASH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class JsonResult:
-    """Base of the results that the commands of this package return."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as one JSON object."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class CombinedCounts(JsonResult):
+class CombinedCounts:
     """Counts of a dataset that was made of several."""
 
     target: str

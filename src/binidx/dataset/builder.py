@@ -29,9 +29,9 @@ from binidx.dataset.megatron.ordered_dataset import (
     building,
     check_listed_sources,
     make_opener,
+    own_methods,
     request_order,
 )
-from binidx.dataset.megatron.own_methods import own_methods
 from binidx.dataset.pinned_run import PinnedFile, open_pins
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.rank_comparison import compare_with_ranks
@@ -349,9 +349,8 @@ def _choose(matrix: SplitMatrix, splits: Collection[Split]) -> SplitMatrix:
 
 def idx_bundle(config: BlendedMegatronDatasetConfig) -> IdxBundle | None:
     """Return the bundle of small `.idx` files beside the indices, which rank 0 writes; None without caches."""
-    if config.path_to_cache is None:
-        return None
-    return IdxBundle(Location(config.path_to_cache, config.storage_options), is_first_rank())
+    directory = config.cache_directory
+    return None if directory is None else IdxBundle(directory, is_first_rank())
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:

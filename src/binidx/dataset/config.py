@@ -26,7 +26,7 @@ from binidx.dataset.megatron_releases import parse_release_name
 from binidx.errors import ConfigError, redacted_text
 from binidx.index.blend import normalize
 from binidx.index.documents import as_array, split_range
-from binidx.order.order_options import parse_order
+from binidx.order.order_options import OrderOption, parse_order
 from binidx.storage.location import Location
 
 Bookends = tuple[float, float]
@@ -250,6 +250,16 @@ class BlendedMegatronDatasetConfig:
         blends = [self.blend, *(self.blend_per_split or ())]
         return {prefix for blend in blends if blend for prefix in blend[0]}
 
+    @property
+    def cache_directory(self) -> Location | None:
+        """Folder of the indices; None: beside the data."""
+        return None if self.path_to_cache is None else Location(self.path_to_cache, self.storage_options)
+
+    @property
+    def order_option(self) -> OrderOption | None:
+        """The option `order`; None if it is not set, or this kind of dataset has no such option."""
+        return None
+
     def as_written(self, path: str | None) -> str | None:
         """Return a path as the file of a run has it: itself, unless the run has recorded a directory."""
         return self.written_paths.opened.get(path or "", path)
@@ -400,6 +410,11 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 raise ConfigError(f"{name}: mock chats are not supported; give a file of chats")
         vocabulary = getattr(self.tokenizer, "vocab_size", None)
         self.token_dtype_code = None if vocabulary is None else 4 if vocabulary > 2**16 else 8
+
+    @property
+    def order_option(self) -> OrderOption | None:
+        option: OrderOption | None = self.order
+        return option
 
     @property
     def restarts_after_eod(self) -> bool:

@@ -117,9 +117,9 @@ class PinnedFile:
     def of(cls, config: BlendedMegatronDatasetConfig) -> PinnedFile | None:
         """Return the pinned file of a config; None without a path_to_cache, or if all data is local."""
         prefixes = {prefix for prefix in config.prefixes if Location(prefix).local_path is None}
-        if config.path_to_cache is None or not prefixes:
+        directory = config.cache_directory
+        if directory is None or not prefixes:
             return None
-        directory = Location(config.path_to_cache, config.storage_options)
         return cls(directory / f"{hash_uris(prefixes)}-binidx-pinned.json", prefixes)
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from binidx.dataset.config import Split
-from binidx.dataset.megatron.ordered_dataset import OrderedDataset, get_order_option
+from binidx.dataset.megatron.ordered_dataset import OrderedDataset
 from binidx.dataset.stored.baked import BakedDataset, StoredRunDataset
 from binidx.dataset.stored.planned import PlannedDataset
 from binidx.index.cache.index_files import recorded_name
@@ -33,7 +33,7 @@ def get_split(dataset: Any) -> Split | None:
 
 def find_order_option(dataset: Any) -> OrderOption | None:
     """Return the option `order` of the config of a dataset or blend; None if there is none."""
-    return get_order_option(dataset.config) if isinstance(dataset, OrderedDataset) else None
+    return dataset.config.order_option if isinstance(dataset, OrderedDataset) else None
 
 
 def identify_order(dataset: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, SplitMatrix
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import cache_directory, request_order
+from binidx.dataset.megatron.ordered_dataset import request_order
 from binidx.index.blend import normalize
 from binidx.order.requests import BlendRequest, Request
 
@@ -76,7 +76,7 @@ class SplitGroup:
             weights = normalize(list(weights))
             size = sum(ceil(size * share) for share in weights)
         surplus = config.mid_level_dataset_surplus
-        return BlendRequest(parts, weights, size, split.name, cache_directory(config), surplus=surplus)
+        return BlendRequest(parts, weights, size, split.name, config.cache_directory, surplus=surplus)
 
 
 def group_splits(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[SplitGroup]:

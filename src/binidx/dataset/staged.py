@@ -11,11 +11,9 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, check_num
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.gpt import GPTDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import building, cache_directory, current_build
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import building, current_build, own_methods
 from binidx.dataset.split_requests import WHOLE, sizes_per_dataset
 from binidx.dataset.token_dataset import Assemble
-from binidx.dataset.torch_bridge import Sample
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import normalize
 from binidx.index.cache.index_files import recorded_name
@@ -103,7 +101,7 @@ def request_stages(
             sizes = sizes_per_dataset(len(shares), shares, [stage.planned], config.mid_level_dataset_surplus)
         names = [str(config.as_written(prefix)) for prefix in prefixes]
         drawn.append(BlendStage(prefixes, names, shares, [size for [size] in sizes], stage.num_samples, stage.planned))
-    return StagedRequest(drawn, request_round, split.name, cache_directory(config), **more)
+    return StagedRequest(drawn, request_round, split.name, config.cache_directory, **more)
 
 
 def config_of_round(config: BlendedMegatronDatasetConfig, number: int) -> BlendedMegatronDatasetConfig:
@@ -201,7 +199,7 @@ class LengthStagedDataset(BlendedDataset):
         self.stages, self.windows, self.mixed_windows = tuple(stages), windows, mixed_windows
         self.split, self.index_digests = windows.parts[0].index_split, {}
         self.request = WindowRequest(
-            windows.request, self.stages, mixed_windows, cache_directory(self.config), recorded_name(type(self))
+            windows.request, self.stages, mixed_windows, self.config.cache_directory, recorded_name(type(self))
         )
         sources = [part.source_request for part in windows.parts]
         blend, cut = self.request.cut(windows.order, sources, self.opener)
@@ -216,6 +214,3 @@ class LengthStagedDataset(BlendedDataset):
             for length in self._lengths
             for part in self.windows.parts
         ]
-
-    def _read_one(self, idx: int) -> Sample:
-        return self._read_batch([idx])[0]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import Split
 from binidx.dataset.megatron.blended import BlendedDataset
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import own_methods
 from binidx.dataset.megatron_releases import find_rules_in_effect
 from binidx.dataset.served import get_split, list_parts
 from binidx.dataset.torch_bridge import GPTBatch, Samples

@@ -244,13 +244,7 @@ class Rows:
         return int(pieces)
 
     def read_spans(
-        self,
-        sequences: Sequences,
-        about: Any,
-        spans: NDArray[np.int64],
-        bounds: NDArray[np.int64],
-        rows: Sequence[int],
-        level: int | None = None,
+        self, sequences: Sequences, about: Any, spans: NDArray[np.int64], bounds: NDArray[np.int64], rows: Sequence[int]
     ) -> int:
         """Fill `rows` with the spans of samples of a mapped `.bin`, in one call of C.
 
@@ -270,7 +264,7 @@ class Rows:
         g, ranges = self._bind_rows(rows), ffi.new(NUMBERS, 2 * len(spans))
         g.bounds = own_bounds = items(bounds, np.int64)  # the struct only borrows them
         where = items(spans, np.int64, 3)
-        code = lib.binidx_read_spans(sequences.bound, where, len(spans), about, g, ranges, runnable(level))
+        code = lib.binidx_read_spans(sequences.bound, where, len(spans), about, g, ranges, runnable(None))
         del own_bounds
         if code != NOT_HERE:
             self._check(code)

@@ -5,7 +5,6 @@ sample   0  1  2  3  4          source  0  1  0  0  1          number in the sou
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ Columns = tuple[Sequence[NDArray[Any]], Bounds, Sequence[NDArray[Any]]]
 """Columns with a value for each sample; bounds of the spans of each sample; columns with a value for each span."""
 
 
-class MembersOrder(ABC):
+class MembersOrder(Order):
     """Base of composed orders: spans and epochs of samples, by `locate` and the order of each source.
 
     Attributes:
@@ -37,25 +36,12 @@ class MembersOrder(ABC):
     """True if samples are those of a blend, and have a `dataset_id`."""
 
     @property
-    @abstractmethod
-    def identity(self) -> Any: ...
-
-    @property
     def sources(self) -> Sequence[Source]:
         return [source for member in self.members for source in member.sources]
 
     @property
     def num_epochs(self) -> int:
         return max(member.num_epochs for member in self.members)
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def locate(self, samples: Numbers) -> tuple[Numbers, Numbers]: ...
-
-    @abstractmethod
-    def find(self, source: int, sequences: Numbers) -> Numbers: ...
 
     def spans(self, samples: Numbers) -> tuple[Spans, Bounds]:
         def read(source: int, numbers: Numbers) -> Columns:

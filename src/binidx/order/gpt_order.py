@@ -106,6 +106,11 @@ class GPTParameters:
         return num_documents * plan.num_epochs + plan.num_samples <= SMALL
 
 
+def array_of_index(name: str) -> Any:
+    """Return a property of an order: an array of its index."""
+    return property(lambda order: order.get_array(name))
+
+
 class GPTOrder(SourceOrder):
     """Megatron Core's order of the samples of one source.
 
@@ -144,17 +149,7 @@ class GPTOrder(SourceOrder):
             self._arrays = {**build_small_index(self.parameters, self.source, self.plan), **self._arrays}
         return self._arrays[name]
 
-    @property
-    def document_index(self) -> Any:
-        return self.get_array("document_index")
-
-    @property
-    def sample_index(self) -> Any:
-        return self.get_array("sample_index")
-
-    @property
-    def shuffle_index(self) -> Any:
-        return self.get_array("shuffle_index")
+    document_index, sample_index, shuffle_index = map(array_of_index, ARRAYS)
 
     @cached_property
     def index(self) -> SpanIndex:

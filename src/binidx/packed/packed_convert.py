@@ -45,8 +45,7 @@ from binidx.run.run_parts import PerProcess, RangePart
 from binidx.storage.location import Location
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
-from binidx.storage.writing.compare import create_or_compare
-from binidx.storage.writing.publish import delete_object
+from binidx.storage.writing.publish import create_or_compare, delete_object
 
 CONVERTED_BYTES = 32 << 20
 """Bytes of tokens in memory at a time, of each worker."""

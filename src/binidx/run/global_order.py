@@ -6,6 +6,11 @@
     slot      0 1 0 1 0 1 2 3 2 3 ..    place among the samples of the rank's step
 
 Rows are sorted by step, then rank, then slot, so the step of a rank is contiguous.
+
+    steps ── readings ──► samples        `Reading`: GlobalOrder, packed.packed_run.PackedReading
+          ◄─ served_at ──
+
+`RunOrder` joins a reading with an order of samples, and answers every question about both.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,6 +46,50 @@ class SampleReads(NamedTuple):
     def joined(parts: Iterable[SampleReads]) -> SampleReads:
         """Return the reads of all parts."""
         return SampleReads(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class Reading(Protocol):
+    """Reads of samples: rank, step and slot of each."""
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        """Sizes of the steps, and the number of ranks."""
+
+    @property
+    def dataloader_type(self) -> str:
+        """Name of the rule by which loaders draw samples."""
+
+    @property
+    def knows_earlier(self) -> bool:
+        """True if the order has the samples that were read before the first step."""
+
+    @property
+    def identity(self) -> Any:
+        """The values on which the reads depend, as JSON."""
+
+    @property
+    def end(self) -> int | None:
+        """The position at which the run ends; None if it starts over."""
+
+    def num_steps(self) -> int | None:
+        """Return the first step after the run; None if it has no end."""
+
+    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
+        """Return the reads of some steps, of one rank or all, sorted by step, rank and slot."""
+
+    def served_at(self, samples: Numbers, stop: int) -> SampleReads:
+        """Return all reads of some samples at positions before `stop`, in the order of the steps."""
+
+    def samples_at(self, position: Numbers) -> Numbers:
+        """Return the sample at each position."""
+
+    def count_passes(self, num_epochs: int, stop_step: int) -> int:
+        """Return the number of passes over a source that have begun before a step, or more.
+
+        Args:
+            num_epochs: that of the order.
+            stop_step: the step.
+        """
 
 
 @dataclass(frozen=True)

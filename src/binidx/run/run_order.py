@@ -37,9 +37,8 @@ from binidx.order.reads import OrderReads, TokenReads
 from binidx.order.sequences import SequenceRunsOrder
 from binidx.order.source_order import SourceOrder, sorted_unique
 from binidx.order.view import ViewOrder
-from binidx.run.global_order import GlobalOrder, SampleReads
+from binidx.run.global_order import GlobalOrder, Reading, SampleReads
 from binidx.run.joined_sources import JoinedSources, join_sources
-from binidx.run.reading import Reading
 from binidx.run.run_file import Run
 from binidx.run.run_parts import PerProcess
 from binidx.storage.ranges import cut

@@ -125,8 +125,6 @@ class BatchSchedule:
     def __post_init__(self) -> None:
         if min(self.global_batch_size, self.micro_batch_size, self.data_parallel_size) < 1:
             raise ConfigError(f"batch schedule: found {self}, needs sizes of at least 1")
-        if self.consumed_samples < 0:
-            raise ConfigError(f"consumed_samples: found {self.consumed_samples}, needs 0 or more")
         if self.rampup is not None:
             _check_rampup(self.rampup, self.global_batch_size)
         if self.thresholds and (self.rampup or self.decrease_batch_size_if_needed):

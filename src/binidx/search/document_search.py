@@ -11,7 +11,7 @@ parts of about 256 MiB of whole documents, with 64 MiB of tokens of each part in
 from __future__ import annotations
 
 import base64
-import itertools
+import functools
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.token_parts import PinnedDataset, plan_ranges
+from binidx.corpus.token_parts import DatasetPart, plan_documents, plan_ranges
 from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, read_tokenizers, warn_of_tokenizers
 from binidx.errors import ConfigError, FormatError
 from binidx.format.sidecars.dataset_manifest import MANIFEST
@@ -127,7 +127,7 @@ def search_documents(
     hashed = [pattern.hex() if isinstance(pattern, bytes) else pattern for pattern in encoded]
     hashed_table = table is not None and [table.data.tobytes().hex(), table.offsets.tolist()]
     query = JsonFile.digest([hashed, hashed_table, *([unicodedata.unidata_version] if normalize else [])])
-    parts: dict[str, list[SearchPart]] = {}
+    parts: dict[str, list[DatasetPart]] = {}
     for prefix, dataset in zip(locations, datasets, strict=True):
         dataset.check_index(watch)
         parts[prefix] = plan_search(dataset, query)
@@ -135,7 +135,7 @@ def search_documents(
     is_remote = any(location.local_path is None for location in locations.values())
     folder = None if records is None else Location.of(records, storage_options)
     identity = {"job": "grep", "query": query, "parts": JsonFile.digest([part.name for part in every])}
-    search = _Search(encoded, table, folded)
+    search = functools.partial(_search_part, encoded, table, folded)
     results = make_recorded_parts(search, every, workers, folder, identity, watch, remote_data=is_remote)
     for dataset in datasets:
         dataset.source.check_unchanged()
@@ -147,25 +147,6 @@ def search_documents(
     missing = sum(part.name not in results for part in every)
     seconds = time.monotonic() - began
     return SearchResult(hits, num_documents, num_tokens, num_bytes, seconds, patterns, table, missing, normalize)
-
-
-@dataclass(frozen=True)
-class SearchPart:
-    """Neighbouring documents of a dataset to search: those from `start` to before `stop`; `size` bytes, about."""
-
-    dataset: PinnedDataset
-    start: int
-    stop: int
-    size: int
-    query: str
-
-    @property
-    def name(self) -> str:
-        """Digest of all that decides the result."""
-        return JsonFile.digest([self.dataset.identity, self.start, self.stop, self.query])
-
-    def __str__(self) -> str:
-        return f"documents {self.start} to {self.stop} of {self.dataset.prefix}"
 
 
 def find_token_table(prefixes: Sequence[Location], uri: str | None) -> TokenTable:
@@ -214,65 +195,58 @@ def find_tokenizer(prefixes: Sequence[Location], uri: str | None = None) -> Toke
     return next(iter(found.values()))
 
 
-def plan_search(dataset: WholeDataset, query: str) -> list[SearchPart]:
-    """Return the parts of a search.
-
-    Args:
-        dataset: its index must have been checked.
-        query: digest of what is searched for.
-    """
-    count, num_parts = dataset.index.num_documents, len(plan_ranges(dataset.num_bytes))
-    bounds = sorted({count * number // num_parts for number in range(num_parts + 1)})
-    pinned, size = PinnedDataset.of(dataset), dataset.num_bytes // num_parts
-    return [SearchPart(pinned, *pair, size, query) for pair in itertools.pairwise(bounds)]
+def plan_search(dataset: WholeDataset, query: str) -> list[DatasetPart]:
+    """Return the parts of a search for `query`, a digest, in a dataset whose index was checked."""
+    parts = plan_documents(dataset, len(plan_ranges(dataset.num_bytes)), (query,))
+    return [part for part in parts if part.start < part.stop]
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Picklable call that searches a part."""
+Patterns = tuple[bytes | tuple[int, ...], ...]
+"""Texts in UTF-8, or token ids."""
 
-    patterns: tuple[bytes | tuple[int, ...], ...]
-    table: TokenTable | None
-    folded: FoldedTokens | None
 
-    def __call__(self, part: SearchPart) -> Values:
-        dataset, plain = part.dataset.open(), part.dataset.reader()
-        item_bytes, found = dataset.index.dtype_size, list[Hits]()
-        search = TokenSearch(self._stored(dataset), dataset.index.dtype, self.table, self.folded)
-        for block in dataset.index.documents(part.stop - part.start, part.start):
-            bounds = block.token_bounds()
-            at = int(bounds[0])
-            for data in stream(plain, int(bounds[-1]) * item_bytes, start=at * item_bytes):
-                check_stop()
-                stop = at + len(data) // item_bytes
-                first, last = int(bounds.searchsorted(at, "right")) - 1, int(bounds.searchsorted(stop))
-                inside = np.clip(bounds[first : last + 1], at, stop) - at
-                try:
-                    hits = search.scan(data, inside, is_open=bool(bounds[last] > stop))
-                except IndexError as error:
-                    number = np.frombuffer(data, dataset.dtype)[error.args[0]]
-                    document = block.first + int(bounds.searchsorted(at + error.args[0], "right")) - 1
-                    raise FormatError(
-                        f"{dataset.source.bin}: document {document}: id outside the tokenizer's vocabulary "
-                        f"(found {number}); give the tokenizer that made the ids"
-                    ) from error
-                hits[:, 0] += block.first + first
-                found.append(hits)
-                at = stop
-        return {"hits": base64.b64encode(_merge(found).tobytes()).decode()}
+def _search_part(
+    patterns: Patterns, table: TokenTable | None, folded: FoldedTokens | None, part: DatasetPart
+) -> Values:
+    """Search a part, in a worker."""
+    dataset, plain = part.dataset.open(), part.dataset.reader()
+    item_bytes, found = dataset.index.dtype_size, list[Hits]()
+    search = TokenSearch(_stored_patterns(dataset, patterns), dataset.index.dtype, table, folded)
+    for block in dataset.index.documents(part.stop - part.start, part.start):
+        bounds = block.token_bounds()
+        at = int(bounds[0])
+        for data in stream(plain, int(bounds[-1]) * item_bytes, start=at * item_bytes):
+            check_stop()
+            stop = at + len(data) // item_bytes
+            first, last = int(bounds.searchsorted(at, "right")) - 1, int(bounds.searchsorted(stop))
+            inside = np.clip(bounds[first : last + 1], at, stop) - at
+            try:
+                hits = search.scan(data, inside, is_open=bool(bounds[last] > stop))
+            except IndexError as error:
+                number = np.frombuffer(data, dataset.dtype)[error.args[0]]
+                document = block.first + int(bounds.searchsorted(at + error.args[0], "right")) - 1
+                raise FormatError(
+                    f"{dataset.source.bin}: document {document}: id outside the tokenizer's vocabulary "
+                    f"(found {number}); give the tokenizer that made the ids"
+                ) from error
+            hits[:, 0] += block.first + first
+            found.append(hits)
+            at = stop
+    return {"hits": base64.b64encode(_merge(found).tobytes()).decode()}
 
-    def _stored(self, dataset: WholeDataset) -> list[bytes]:
-        """Return the patterns as bytes of text, or of tokens as the dataset stores them."""
-        dtype = dataset.dtype
-        if dtype.kind == "f":
-            raise FormatError(f"{dataset.prefix}: tokens are {dtype.name}, a search needs integers")
-        stored = list[bytes]()
-        for pattern in self.patterns:
-            fits = isinstance(pattern, bytes) or all(np.iinfo(dtype).min <= id <= np.iinfo(dtype).max for id in pattern)
-            if not fits:
-                raise FormatError(f"{dataset.prefix}: {dtype.name} does not hold the tokens {[*pattern][:8]}")
-            stored.append(pattern if isinstance(pattern, bytes) else np.array(pattern, dtype).tobytes())
-        return stored
+
+def _stored_patterns(dataset: WholeDataset, patterns: Patterns) -> list[bytes]:
+    """Return patterns as bytes of text, or of tokens as a dataset stores them."""
+    dtype = dataset.dtype
+    if dtype.kind == "f":
+        raise FormatError(f"{dataset.prefix}: tokens are {dtype.name}, a search needs integers")
+    stored = list[bytes]()
+    for pattern in patterns:
+        fits = isinstance(pattern, bytes) or all(np.iinfo(dtype).min <= id <= np.iinfo(dtype).max for id in pattern)
+        if not fits:
+            raise FormatError(f"{dataset.prefix}: {dtype.name} does not hold the tokens {[*pattern][:8]}")
+        stored.append(pattern if isinstance(pattern, bytes) else np.array(pattern, dtype).tobytes())
+    return stored
 
 
 def _merge(found: Sequence[Hits]) -> Hits:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.native.text_folding import FoldTable
+from binidx.native.token_search import FoldTable
 
 
 def fold_character(character: str) -> str:

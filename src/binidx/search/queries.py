@@ -90,48 +90,30 @@ def count_ngrams(items: Sequence[QueryItem], num_words: int) -> tuple[list[str],
     return [*numbers], of_items
 
 
-@dataclass(frozen=True)
-class FoundItem:
-    """Item of an evaluation whose n-grams were searched.
-
-    Attributes:
-        item: the item.
-        num_ngrams, num_found: numbers of its different n-grams, and of those that stand in a document.
-        documents: prefix -> numbers of documents with one of them, ascending.
-    """
-
-    item: QueryItem
-    num_ngrams: int
-    num_found: int
-    documents: Mapping[str, NDArray[np.int64]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        documents = {prefix: numbers.tolist() for prefix, numbers in self.documents.items()}
-        counts = {"ngrams": self.num_ngrams, "found": self.num_found, "documents": documents}
-        return {"line": self.item.line, "id": self.item.id, **counts}
-
-
 def match_items(
     items: Sequence[QueryItem], ngrams: Sequence[Sequence[int]], hits: Mapping[str, Hits]
-) -> list[FoundItem]:
-    """Return the documents of each item.
+) -> list[dict[str, Any]]:
+    """Return the documents of each item, as JSON values.
+
+    Each has the line and the id of the item, the numbers of its different n-grams and of those found in a document, and
+    by prefix the numbers of the documents with one of them, ascending.
 
     Args:
         items, ngrams: as `count_ngrams` takes and returns them.
         hits: of the search for all n-grams, by prefix.
     """
     documents_of = {prefix: _group(rows[:, 1], rows[:, 0]) for prefix, rows in hits.items()}
-    found = list[FoundItem]()
+    rows = list[dict[str, Any]]()
     for item, own in zip(items, ngrams, strict=True):
         present = {number for groups in documents_of.values() for number in own if number in groups}
         documents = {
-            prefix: np.unique(np.concatenate(parts))
+            prefix: np.unique(np.concatenate(parts)).tolist()
             for prefix, groups in documents_of.items()
             if (parts := [groups[number] for number in own if number in groups])
         }
-        found.append(FoundItem(item, len(own), len(present), documents))
-    return found
+        counts = {"ngrams": len(own), "found": len(present), "documents": documents}
+        rows.append({"line": item.line, "id": item.id, **counts})
+    return rows
 
 
 def group_matches(ngrams: Sequence[Sequence[int]], matches: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -95,7 +95,6 @@ class RangeReader(Protocol):
         Example:
             header, tokens = reader.read([(0, 34), (4096, 8192)])
         """
-        ...
 
 
 @runtime_checkable
@@ -113,7 +112,6 @@ class MappedReader(Protocol):
         Returns:
             True if all bytes of the object are mapped.
         """
-        ...
 
     def read_into(self, gather: Callable[[Any], int]) -> bool:
         """Let a C function read from the mapped object.
@@ -128,7 +126,6 @@ class MappedReader(Protocol):
         Raises:
             ObjectChangedError: the file was changed in place.
         """
-        ...
 
 
 @runtime_checkable
@@ -155,7 +152,6 @@ class CompositeReader(Protocol):
         Raises:
             ShortReadError: a range leaves the object.
         """
-        ...
 
     def component_readers(self) -> Sequence[RangeReader]:
         """Return the other readers.
@@ -163,7 +159,6 @@ class CompositeReader(Protocol):
         Returns:
             Those that are open, in order; none is opened for this.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -202,7 +197,6 @@ class ConcurrentReader(Protocol):
             ShortReadError: on entering, a range leaves the object.
             CancelledReadError: on entering, the scope of this thread is cancelled.
         """
-        ...
 
 
 @runtime_checkable
@@ -219,7 +213,6 @@ class VersionedReader(Protocol):
             ObjectChangedError: another version is stored.
             ObjectNotFoundError: no object is stored.
         """
-        ...
 
 
 @runtime_checkable
@@ -231,7 +224,6 @@ class SealableReader(Protocol):
 
     def version_key(self) -> str | None:
         """Return a text that only this content of this file has; None if a change of it would not show."""
-        ...
 
 
 @runtime_checkable
@@ -265,7 +257,6 @@ class BlockReader(Protocol):
         Raises:
             StorageError: the checksums cannot be read.
         """
-        ...
 
 
 @runtime_checkable
@@ -306,4 +297,3 @@ class Writer(Protocol):
         Raises:
             StorageError: the store failed.
         """
-        ...

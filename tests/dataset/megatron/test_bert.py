@@ -29,7 +29,7 @@ from helpers.masked_datasets import (
 )
 
 import binidx
-from binidx.dataset.assemble.bert_sentences import trim
+from binidx.dataset.assemble.sentences import trim
 from binidx.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
 from binidx.compat.megatron import gpt_dataset
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import own_methods
 from binidx.loader.dataset_protocols import is_pure
 
 METHODS = ("__init__", "__len__", "spans", "assemble", "__getitem__", "__getitems__", "numel_low_level_dataset")

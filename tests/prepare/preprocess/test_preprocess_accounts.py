@@ -29,10 +29,9 @@ from binidx import describe_tokenizer
 from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.prepare.preprocess.job import plan_parts
-from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.job_files import RECORD_FILE, JobFiles
 from binidx.prepare.preprocess.part_writer import format_problem, merge_quarantine
 from binidx.prepare.preprocess.preprocess import preprocess
-from binidx.prepare.preprocess.record import RECORD_FILE
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs

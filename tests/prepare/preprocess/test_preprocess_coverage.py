@@ -18,9 +18,8 @@ from helpers.preprocess_jobs import corpus, files_of, job_of, make_recorded, run
 from binidx.errors import FormatError
 from binidx.jobs.parts import Shard
 from binidx.prepare.preprocess.job import plan_parts
-from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.job_files import RECORD_FILE, VERSION, JobFiles, Record
 from binidx.prepare.preprocess.preprocess import preprocess
-from binidx.prepare.preprocess.record import RECORD_FILE, VERSION, Record
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import select_lines

@@ -17,17 +17,17 @@ from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs.parts import Shard
 from binidx.jobs.progress import SilentWatcher, Unit
 from binidx.prepare.preprocess.job import plan_parts
-from binidx.prepare.preprocess.job_files import JobFiles
-from binidx.prepare.preprocess.preprocess import build_status, job_status
-from binidx.prepare.preprocess.record import (
+from binidx.prepare.preprocess.job_files import (
     RECENT_PARTS,
     RECORD_FILE,
+    JobFiles,
     Record,
     TokenCounts,
     busy_seconds,
     count_machines,
     recent_speed,
 )
+from binidx.prepare.preprocess.preprocess import build_status, job_status
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
 from binidx.storage.writing.publish import create_object

@@ -265,10 +265,3 @@ def test_keys_that_make_no_sense_are_refused(keys: list[str]) -> None:
     piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, 0, 0, 0, 0)
     with pytest.raises(ConfigError):
         read_all([piece], keys, id_key="id")
-
-
-@pytest.mark.parametrize("sizes", [{"batch_bytes": 0}, {"max_line_bytes": 0}])
-def test_batches_and_lines_of_no_bytes_are_refused(sizes: dict[str, int]) -> None:
-    piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, 0, 0, 0, 0)
-    with pytest.raises(ConfigError, match="need 1 or more"):
-        read_all([piece], **sizes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
-from binidx.dataset.assemble import bert_sentences
+from binidx.dataset.assemble import sentences
 from binidx.dataset.megatron import bert
 
 
 @dataclass(repr=False)
-class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, bert_sentences.BERTMaskedWordPieceDatasetConfig):
+class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, sentences.BERTMaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 
 

@@ -12,8 +12,7 @@ from binidx.compat.megatron.blended_dataset import BlendedDataset
 from binidx.dataset import builder
 from binidx.dataset.builder import Built
 from binidx.dataset.config import Split, SplitMatrix
-from binidx.dataset.megatron.ordered_dataset import building, current_build
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import building, current_build, own_methods
 from binidx.dataset.split_requests import Sizes
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError

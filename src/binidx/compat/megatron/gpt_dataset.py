@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 
 from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
-from binidx.compat.megatron.low_level import adapt
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.compat.megatron.serve import find_installed_release
 from binidx.dataset import config as configs
 from binidx.dataset.megatron import gpt, mock
 from binidx.dataset.megatron.gpt import open_low_level_dataset
+from binidx.dataset.megatron.mock import ComputedTokens
 from binidx.dataset.megatron.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
-from binidx.dataset.megatron.ordered_dataset import SEVERAL
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, own_methods
 from binidx.dataset.megatron_releases import RELEASES, Rule
 from binidx.dataset.torch_bridge import Sample
 from binidx.forks import cached_property
-from binidx.format.tokens import read_spans
+from binidx.format.tokens import StoredTokens, read_spans
 from binidx.index.gpt_indices import ARRAYS
 from binidx.order.gpt_order import GPTOrder, GPTRule, build_small_index, load_or_build_gpt_index
 from binidx.order.source_order import SourceOrder
@@ -140,3 +139,43 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
 class MockGPTDataset(mock.MockGPTDataset, GPTDataset):
     """binidx's dataset under Megatron's name."""
+
+
+def adapt(dataset: Any) -> Any:
+    """Return a user's low-level dataset with binidx's interface; a binidx one, or another kind of object, as it is."""
+    if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
+        return dataset
+    ours = isinstance(dataset, StoredTokens | ComputedTokens) and not own_methods(type(dataset), "get")
+    return dataset if ours else LowLevel(dataset)
+
+
+class LowLevel(ComputedTokens):
+    """User's low-level dataset with the interface of binidx's; all other attributes are those of the user's object.
+
+    Args:
+        own: the user's object, with `get(idx, offset, length)` and `sequence_lengths` (num_sequences,).
+        lengths: the sequence lengths, if they are known.
+    """
+
+    def __init__(self, own: Any, lengths: NDArray[np.int32] | None = None) -> None:
+        self.own = own
+        if lengths is None:
+            lengths = np.ascontiguousarray(own.sequence_lengths, np.int32)
+        super().__init__(str(getattr(own, "path_prefix", type(own).__name__)), np.int64, lengths)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":  # looked up while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LowLevel, (self.own, self.sequence_lengths)  # unpickling must not open what the user's reads
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self.own[idx]
+
+    def get(self, idx: Any, offset: int = 0, length: int | None = None) -> Any:
+        return self.own.get(idx, offset, length)
+
+    def _compute(self, sequence: int, first: int, count: int) -> NDArray[Any]:
+        return np.asarray(self.own.get(sequence, offset=first, length=count))

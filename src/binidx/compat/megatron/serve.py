@@ -32,7 +32,7 @@ from binidx.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 HERE = "binidx.compat.megatron"
-NO_STAND_INS = ("__main__", "low_level", "script", "serve")
+NO_STAND_INS = ("__main__", "script", "serve")
 TRAINING = ("data_samplers", "fim_dataset", "sft_dataset")
 MODULES = [module.name for module in iter_modules([os.path.dirname(__file__)])]
 CORE = [name for name in MODULES if name not in (*NO_STAND_INS, *TRAINING)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
-from binidx.dataset.assemble import t5_sentences
+from binidx.dataset.assemble import sentences
 from binidx.dataset.megatron import t5
 
 
 @dataclass(repr=False)
-class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, t5_sentences.T5MaskedWordPieceDatasetConfig):
+class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, sentences.T5MaskedWordPieceDatasetConfig):
     """binidx's config under Megatron's name."""
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.formats import flat_tokens, folders
 from binidx.corpus.formats.peer_files import Files, PeerOptions, Tokens, split_stream
-from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
+from binidx.corpus.whole_dataset import DatasetTarget, Options
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
@@ -86,7 +86,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class ImportResult(JsonResult):
+class ImportResult:
     """Counts of an import or an export.
 
     Attributes:
@@ -149,7 +149,7 @@ def import_dataset(
         watch: receiver of the progress, in tokens.
 
     Raises:
-        ConfigError: an unknown format, or an option that the format needs is missing; or files of another format.
+        ConfigError: an option that the format needs is missing; or files of another format.
         FormatError: the files are not of the format, or a token does not fit `dtype`.
         ObjectExistsError: there is a dataset, and `overwrite` is False.
 
@@ -208,7 +208,7 @@ def export_dataset(
         watch: receiver of the progress, in tokens.
 
     Raises:
-        ConfigError: an unknown format, or `eod` is missing.
+        ConfigError: `eod` is missing.
         FormatError: the format cannot hold a document, such as one without tokens in `mds`; or the files, read back,
             have other documents.
         ObjectExistsError: a file exists.
@@ -227,9 +227,7 @@ def export_dataset(
 
 
 def find_format(name: str, eod: int | None) -> PeerFormat:
-    """Return a format by its name; raise ConfigError if it is not known, or needs an EOD and none is given."""
-    if name not in FORMATS:
-        raise ConfigError(f"format: unknown (found {name!r}, need one of {', '.join(FORMATS)})")
+    """Return a format by its name; raise ConfigError if it needs an EOD and none is given."""
     if FORMATS[name].needs_eod and eod is None:
         raise ConfigError(f"eod: {name} files have no bounds of documents; give the id at them")
     return FORMATS[name]

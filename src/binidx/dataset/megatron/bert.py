@@ -1,4 +1,4 @@
-"""Megatron's constructor of BERT samples: `assemble.bert_sentences`."""
+"""Megatron's constructor of BERT samples: `assemble.sentences`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from numpy.random import RandomState
 
-from binidx.dataset.assemble.bert_sentences import SPECIALS, BERTAssemble, BERTMaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.sentences import BERT_SPECIALS, BERTAssemble, BERTMaskedWordPieceDatasetConfig
 from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset
 from binidx.dataset.megatron_releases import Rule, follows
 from binidx.dataset.token_dataset import Assemble
@@ -63,7 +63,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return vocabulary.sorted_ids if follows(self.config, Rule.bert_sorted_ids) else vocabulary.ids
 
     def _open_order(self) -> SentenceOrder:
-        return self._open_built_order(SPECIALS, 2 if self.config.classification_head else 1)
+        return self._open_built_order(BERT_SPECIALS, 2 if self.config.classification_head else 1)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset.megatron.ordered_dataset import (
-    SEVERAL,
-    OrderedDataset,
-    cache_directory,
-    current_build,
-    get_order_option,
-    index_array,
-    number_samples,
-)
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, current_build, index_array, number_samples
 from binidx.dataset.token_dataset import Assemble, TokenDataset
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, redacted
@@ -89,7 +81,7 @@ class BlendedDataset(OrderedDataset):
             [*weights],
             size,
             self.split.name,
-            cache_directory(config),
+            config.cache_directory,
             recorded_name(type(self)),
             config.mid_level_dataset_surplus,
             self._open_index,
@@ -153,7 +145,7 @@ class BlendedDataset(OrderedDataset):
         return self._read_one(idx)
 
     def _read_one(self, idx: int) -> Sample:
-        if self.order is not self._order or self._order.has_views:
+        if self.order is not self._order or self._order.has_views or self._order.windows is not None:
             return self._read_batch([idx])[0]
         dataset_id = self.dataset_index[idx]
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
@@ -215,8 +207,8 @@ def request_parts(datasets: Sequence[MegatronDataset], config: BlendedMegatronDa
         datasets: the datasets.
         config: of the blend. A dataset whose own config asks for another order keeps that order.
     """
-    option = get_order_option(config)
-    return [part.opened if get_order_option(part.config) == option else part.request for part in datasets]
+    option = config.order_option
+    return [part.opened if part.config.order_option == option else part.request for part in datasets]
 
 
 def check_blendable(

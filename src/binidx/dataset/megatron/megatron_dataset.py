@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, Split, choose_pad_token
-from binidx.dataset.megatron.ordered_dataset import (
-    SEVERAL,
-    OrderedDataset,
-    cache_directory,
-    current_build,
-    get_order_option,
-    number_samples,
-)
-from binidx.dataset.megatron.own_methods import own_methods
+from binidx.dataset.megatron.ordered_dataset import SEVERAL, OrderedDataset, current_build, number_samples, own_methods
 from binidx.dataset.megatron_releases import Rule, describe_rules
 from binidx.dataset.token_dataset import Assemble, SampleAssemble, SourceRows, SourceTokens, TokenDataset
 from binidx.dataset.torch_bridge import Sample
@@ -124,7 +116,7 @@ class MegatronDataset(OrderedDataset):
         self.index_split = index_split
         self.config = config
         self.build_context, self.index_digests = current_build().unlisted, {}
-        asked, option = self.request_source(dataset_path, num_samples, index_split, config), get_order_option(config)
+        asked, option = self.request_source(dataset_path, num_samples, index_split, config), config.order_option
         [self.source_request] = [asked] if option is None else option.request(asked).sources
         self.unique_identifiers = self.source_request.identifiers
         self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
@@ -162,7 +154,7 @@ class MegatronDataset(OrderedDataset):
             bookends,
             cls.identify(dataset_path, num_samples, split, config),
             cls._rule(num_samples, split, config),
-            cache_directory(config),
+            config.cache_directory,
         )
 
     @contextlib.contextmanager

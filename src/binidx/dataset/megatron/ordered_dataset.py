@@ -13,23 +13,22 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
+from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.token_dataset import locate_stored
 from binidx.errors import ConfigError
 from binidx.forks import cached_property
 from binidx.index.cache.index_cache import DEFAULT_CONTEXT, BuildContext
 from binidx.index.cache.index_files import describe, digest, recorded_name
 from binidx.order.opener import Opener
-from binidx.order.order_options import OrderOption
 from binidx.order.order_protocols import Numbers, Order
 from binidx.order.requests import Request
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.location import Location
 
 _BUILD = ContextVar("binidx_build", default=DEFAULT_CONTEXT)
 
@@ -180,7 +179,7 @@ def request_order(config: BlendedMegatronDatasetConfig, inner: Request, prefixes
         inner: the request of Megatron's order of the split.
         prefixes: other prefixes of the run, which lists of documents may name.
     """
-    if (option := get_order_option(config)) is None:
+    if (option := config.order_option) is None:
         return inner
     check_listed_sources(config, prefixes, {source.name for source in inner.sources})
     return option.request(inner)
@@ -196,14 +195,9 @@ def check_listed_sources(
         prefixes: other prefixes of the run.
         names: prefixes of further sources, as the user wrote them.
     """
-    if (option := get_order_option(config)) is not None:
+    if (option := config.order_option) is not None:
         opened = config.prefixes | {*prefixes}
         option.check_sources({*names, *(str(config.as_written(prefix)) for prefix in opened)}, config.storage_options)
-
-
-def cache_directory(config: BlendedMegatronDatasetConfig) -> Location | None:
-    """Return the folder of indices of a config; None: beside the data."""
-    return None if config.path_to_cache is None else Location(config.path_to_cache, config.storage_options)
 
 
 def make_opener(config: BlendedMegatronDatasetConfig, **options: Any) -> Opener:
@@ -247,6 +241,25 @@ UNPICKLED = ("_samples", "_assemble", "build_context", "request", "_opening_thre
 """Attributes that are made again, or belong to this process."""
 
 
-def get_order_option(config: BlendedMegatronDatasetConfig) -> OrderOption | None:
-    """Return the option `order` of a config; None if it is not set, or the kind of dataset has no such option."""
-    return config.order if isinstance(config, GPTDatasetConfig) else None
+@lru_cache
+def own_methods(kind: type, *names: str) -> tuple[str, ...]:
+    """Return those of some methods of a class that a user wrote: none if the class has this library's alone.
+
+    A method is this library's if a module of it defines the function, whatever `__module__` says: `functools.wraps`
+    around one of ours is the user's. So is each callable without such a module, as the builtin `len`, or a function
+    that `exec` defined.
+
+    Args:
+        kind: class of a dataset, or of its low-level dataset.
+        names: of methods; one that the class lacks is not the user's.
+    """
+    methods = ((name, getattr(kind, name)) for name in names if name in dir(kind))
+    return tuple(name for name, method in methods if not _is_ours(method))
+
+
+def _is_ours(method: Any) -> bool:
+    try:
+        names: dict[str, Any] = method.__globals__
+    except AttributeError:
+        return False
+    return str(names.get("__name__")).partition(".")[0] == "binidx"

@@ -1,4 +1,4 @@
-"""Megatron's constructor of T5 samples (`assemble.t5_sentences`), and its attention masks for T5."""
+"""Megatron's constructor of T5 samples (`assemble.sentences`), and its attention masks for T5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.random import RandomState
 
-from binidx.dataset.assemble.t5_sentences import T5_SPECIALS, T5Assemble, T5MaskedWordPieceDatasetConfig
+from binidx.dataset.assemble.sentences import T5_SPECIALS, T5Assemble, T5MaskedWordPieceDatasetConfig
 from binidx.dataset.megatron.masked_sentences import MaskedWordPieceDataset
 from binidx.dataset.token_dataset import Assemble
 from binidx.dataset.torch_bridge import Tensor, as_tensor

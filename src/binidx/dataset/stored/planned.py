@@ -16,8 +16,7 @@ from typing import ClassVar
 import xxhash
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.stored.baked import StoredRunDataset
-from binidx.dataset.stored.options import hashed_fields, hashed_options
+from binidx.dataset.stored.baked import StoredRunDataset, hashed_fields, hashed_options
 from binidx.dataset.token_dataset import SourceRows, SourceTokens
 from binidx.dataset.torch_bridge import is_first_rank
 from binidx.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, redacted
@@ -87,9 +86,8 @@ class PlannedDataset(StoredRunDataset):
         """
         is_list = config.multiple_validation_sets and split is Split.valid
         early = {**hashed_options(config, split), "kind": kind, "num_samples": num_samples}
-        if config.path_to_cache is None or not early["prefixes"] or is_list or "order" not in early:
+        if (cache := config.cache_directory) is None or not early["prefixes"] or is_list or "order" not in early:
             return []
-        cache = Location(config.path_to_cache, config.storage_options)
         now = early.keys() - hashed_fields(config, split)[1]
         both = [json.dumps({name: early[name] for name in kept}, sort_keys=True, default=str) for kept in (now, early)]
         return [cache / f"{xxhash.xxh3_128_hexdigest(text.encode())}-{split.name}-read-plan" for text in both]

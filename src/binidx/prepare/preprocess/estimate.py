@@ -345,10 +345,8 @@ def first_documents(job: Job, count: int) -> list[TokenizedText]:
             ids, ends = engine.encode(batch.texts[: offsets[-1]], offsets)
             eod = [] if job.eod is None else [job.eod]
             return [
-                TokenizedText(
-                    "".join(map(batch.text, range(first, last))), [*ids[ends[first] : ends[last]].tolist(), *eod]
-                )
-                for first, last in pairwise(bounds)
+                TokenizedText(batch.document_bytes(number).decode(), [*ids[ends[first] : ends[last]].tolist(), *eod])
+                for number, (first, last) in enumerate(pairwise(bounds))
             ]
     return []
 

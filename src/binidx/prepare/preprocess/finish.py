@@ -30,9 +30,8 @@ from binidx.format.bin_file import BinWriter
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.jobs.progress import ProgressWatcher
 from binidx.prepare.preprocess.job import Job, Part, plan_digest
-from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.job_files import JobFiles, Record, count_machines
 from binidx.prepare.preprocess.part_writer import merge_quarantine
-from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.publish import delete_object, write_object

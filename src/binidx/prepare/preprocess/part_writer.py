@@ -28,8 +28,7 @@ from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.prepare.preprocess.job import Part
-from binidx.prepare.preprocess.job_files import JobFiles
-from binidx.prepare.preprocess.record import TokenCounts
+from binidx.prepare.preprocess.job_files import JobFiles, TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored

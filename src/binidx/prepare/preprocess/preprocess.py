@@ -26,8 +26,7 @@ from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.jobs.stages import JobStage, finish_once, run_stages
 from binidx.prepare.preprocess.finish import Records, finish
 from binidx.prepare.preprocess.job import MOST_BYTES, Job, Part, plan_digest, plan_parts
-from binidx.prepare.preprocess.job_files import JobFiles
-from binidx.prepare.preprocess.record import count_machines, count_problems, part_sizes, recent_speed
+from binidx.prepare.preprocess.job_files import JobFiles, count_machines, count_problems, part_sizes, recent_speed
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input

@@ -30,9 +30,8 @@ from binidx import errors
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs.runner import check_stop
 from binidx.prepare.preprocess.job import Job, Part
-from binidx.prepare.preprocess.job_files import JobFiles
+from binidx.prepare.preprocess.job_files import SPECIAL, UNENCODED, JobFiles, Record
 from binidx.prepare.preprocess.part_writer import PartWriter
-from binidx.prepare.preprocess.record import SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts, select_items
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import TABLES, Extent, Slice

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.random_numbers import shuffle_keys
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, keyed_row, plan_shuffle
-from binidx.corpus.whole_dataset import JsonResult, Options
+from binidx.corpus.whole_dataset import Options
 from binidx.errors import ConfigError, FormatError
 from binidx.jobs.progress import ProgressWatcher, SilentWatcher
 from binidx.prepare.text.inputs import find_inputs
@@ -34,7 +34,7 @@ from binidx.storage.adapters import WritableFile
 from binidx.storage.interfaces import Writer
 from binidx.storage.location import Location
 from binidx.storage.open import codec_named, codec_of
-from binidx.storage.writing.compare import create_or_compare
+from binidx.storage.writing.publish import create_or_compare
 
 WHOLE_FILE = 1 << 62
 """Bytes of a part: each input becomes one slice."""
@@ -46,7 +46,7 @@ NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True)
-class ShuffledLines(JsonResult):
+class ShuffledLines:
     """Report of a finished `shuffle_lines`; the lines themselves are in the object `target`.
 
     Attributes:

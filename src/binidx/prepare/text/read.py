@@ -71,7 +71,7 @@ def read_slice(
         A batch for each key, in their order.
 
     Raises:
-        ConfigError: no keys, a field that is also a key, or no bytes for a batch or a line.
+        ConfigError: no keys, or a field that is also a key.
         ObjectChangedError: the object is not the planned one.
         FormatError: damaged compression, or a Parquet file without these columns.
         StorageError: the store fails.
@@ -79,10 +79,6 @@ def read_slice(
     filters, extent = filters or Filters(), Extent() if extent is None else extent
     fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *filters.keep]))
     _check_names(keys, fields)
-    if min(batch_bytes, max_line_bytes) < 1:
-        raise ConfigError(
-            f"batch_bytes, max_line_bytes: too small (found {batch_bytes}, {max_line_bytes}, need 1 or more)"
-        )
     location = Location(piece.uri, storage_options)
     request = ReadRequest(piece, keys, fields, batch_bytes, max_line_bytes, location, extent)
     for batches, columns in FORMATS[piece.format].read(request):

@@ -128,8 +128,6 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
         inputs: as `find_inputs` returns them.
         part_bytes: stored bytes of a slice, at least 1.
     """
-    if part_bytes < 1:
-        raise ValueError(f"part_bytes: too small (found {part_bytes}, need 1 or more)")
     return [piece for file in inputs for piece in _slice_input(file, part_bytes)]
 
 

@@ -50,7 +50,6 @@ class Engine(Protocol):
             texts: valid UTF-8, shape (num_bytes,).
             offsets: first byte of each text, then the end of the last; rising, shape (num_texts + 1,).
         """
-        ...
 
 
 def decode_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:

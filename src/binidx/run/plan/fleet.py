@@ -146,7 +146,7 @@ def start_costs(inventory: RunInventory) -> Mapping[tuple[str, str], StartCost]:
     """Return the cost of a start when all indices are cached, by bucket and partition, which its names tell."""
     config, costs = inventory.run.config, defaultdict[tuple[str, str], StartCost](StartCost)
     remote = [dataset for dataset in inventory.datasets.values() if dataset.prefix.local_path is None]
-    directory = config.path_to_cache and Location(config.path_to_cache, config.storage_options)
+    directory = config.cache_directory
     pins, pinned = PinnedFile.of(config), inventory.pinned
     if pins is not None and pins.location.local_path is None:
         costs[_part(pins.location)] += StartCost(StartRequests(heads=1))

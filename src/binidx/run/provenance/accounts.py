@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -227,7 +228,7 @@ def _times_seen(
     """Return, for each source, how often the first token of each document was read at positions `first` to `stop`."""
     times = [np.zeros(len(index_of(source.dataset).document_indices) - 1, np.uint32) for source in order.sources]
     parts = [RangePart(f"samples {a} to {b}", range(a, b)) for a, b in cut((first, stop), part_positions)]
-    count = _StartCounter(order.per_process())
+    count = partial(_count_starts, order.per_process())
 
     def add(part: RangePart, counted: list[tuple[int, Numbers, Numbers]]) -> None:
         for number, documents, counts in counted:
@@ -240,16 +241,11 @@ def _times_seen(
     return times
 
 
-@dataclass(frozen=True)
-class _StartCounter:
-    """Picklable call that returns, for each source, the documents whose first token some positions read, and counts."""
-
-    order: PerProcess[RunOrder]
-
-    def __call__(self, part: RangePart) -> list[tuple[int, Numbers, Numbers]]:
-        pieces = _pieces_read(self.order.get(), part.items.start, part.items.stop)
-        found = [(number, np.unique(own[starts == 0], return_counts=True)) for number, own, starts in pieces]
-        return [(number, as_narrow(documents), as_narrow(counts)) for number, (documents, counts) in found]
+def _count_starts(shared: PerProcess[RunOrder], part: RangePart) -> list[tuple[int, Numbers, Numbers]]:
+    """Return, for each source, the documents whose first token some positions read, and counts."""
+    pieces = _pieces_read(shared.get(), part.items.start, part.items.stop)
+    found = [(number, np.unique(own[starts == 0], return_counts=True)) for number, own, starts in pieces]
+    return [(number, as_narrow(documents), as_narrow(counts)) for number, (documents, counts) in found]
 
 
 def as_narrow(numbers: Numbers) -> Numbers:

@@ -16,7 +16,8 @@ are mapped, and about 2 us for each sample with a token of one of the documents.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from binidx.order.source_order import join_ranges, sorted_unique
 from binidx.run.global_order import SampleReads
 from binidx.run.history import RunHistory, Runs
 from binidx.run.run_order import RunOrder
-from binidx.run.run_parts import PerProcess
+from binidx.run.run_parts import PerProcess, RangePart
 from binidx.storage.ranges import cut
 
 STRETCH_SAMPLES = 1 << 17
@@ -47,12 +48,6 @@ PAIRS = 1 << 21
 
 EXPOSURE_STEPS = tuple(f"{end}_step{of}" for of in ("", "_whole", "_part") for end in ("first", "last"))
 """Columns of `Exposures` that are steps."""
-
-COUNTED = (
-    *("samples", "samples_whole", "samples_part", "samples_trained", "times_started", "tokens"),
-    *EXPOSURE_STEPS,
-)
-"""Columns of `Exposures` that are counted."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -140,17 +135,19 @@ def count_exposures(
         for name, order, source, *_ in find_sources(history, ranges.keys(), stop_step):
             order.reads.sequences_of(source, ranges[name][[0, -1][: len(ranges[name])], 0])  # checks their numbers
         parts = [
-            RangesPart(f"{name} from {first}", name, places[name].start + first, rows[first:stop])
-            for name, rows in ranges.items()
-            for first, stop in cut((0, len(rows)), part_ranges)
+            RangesPart(
+                f"{name} from {first - own.start}", range(first, stop), name, rows[first - own.start : stop - own.start]
+            )
+            for (name, rows), own in zip(ranges.items(), places.values(), strict=True)
+            for first, stop in cut((own.start, own.stop), part_ranges)
         ]
-        columns = {name: np.empty(bounds[-1], np.int64) for name in COUNTED}
+        columns = {field.name: np.empty(bounds[-1], np.int64) for field in fields(Exposures)[3:]}  # besides the range
 
         def fill(part: RangesPart, counted: dict[str, Numbers]) -> None:
             for name, values in counted.items():
-                columns[name][part.first : part.first + part.size] = values
+                columns[name][part.items.start : part.items.stop] = values
 
-        make_parts(_ReadCounter(history.per_process(), stop_step, earlier), parts, workers, keep=fill)
+        make_parts(partial(_count_part, history.per_process(), stop_step, earlier), parts, workers, keep=fill)
     return {
         name: Exposures(*rows.T, **{column: values[places[name]] for column, values in columns.items()})
         for name, rows in ranges.items()
@@ -158,40 +155,22 @@ def count_exposures(
 
 
 @dataclass(frozen=True, eq=False)
-class RangesPart:
-    """Part that is some ranges of the documents of one source.
+class RangesPart(RangePart):
+    """Part that is some ranges of the documents of one source; `items` are their numbers among those of all sources.
 
     Attributes:
-        name: name of the part.
         source: prefix of the source.
-        first: number of the first range among those of all sources.
         ranges: document, first token, token after the last, shape (n, 3).
     """
 
-    name: str
     source: str
-    first: int
     ranges: Numbers
 
-    @property
-    def size(self) -> int:
-        return len(self.ranges)
 
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class _ReadCounter:
-    """Picklable call that counts the reads of each range of a part, as `count_groups`."""
-
-    history: PerProcess[Any]
-    stop_step: int
-    earlier: bool | None
-
-    def __call__(self, part: RangesPart) -> dict[str, Numbers]:
-        groups = np.column_stack([np.arange(part.size), part.ranges])
-        return count_groups(self.history.get(), {part.source: groups}, part.size, self.stop_step, self.earlier)
+def _count_part(shared: PerProcess[Any], stop_step: int, earlier: bool | None, part: RangesPart) -> dict[str, Numbers]:
+    """Count the reads of each range of a part, as `count_groups`, in a worker."""
+    groups = np.column_stack([np.arange(part.size), part.ranges])
+    return count_groups(shared.get(), {part.source: groups}, part.size, stop_step, earlier)
 
 
 def _as_ranges(documents: Numbers) -> Numbers:

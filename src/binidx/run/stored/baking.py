@@ -38,10 +38,9 @@ from binidx.corpus.exchange import (
     list_blocks,
     read_bucket,
 )
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
 from binidx.errors import ConfigError, FormatError, trims_traceback
 from binidx.forks import cached_property
-from binidx.format.bin_file import BinWriter
-from binidx.format.index_columns import IndexColumns
 from binidx.format.indexed_dataset import IndexedDataset, as_pair
 from binidx.format.tokens import index_of
 from binidx.jobs.job_folder import JobFolder
@@ -296,18 +295,13 @@ class _Bake:
             samples = self.order.reading.samples_at(np.asarray(task.rows, np.int64))
             np.save(ids := io.BytesIO(), self.order.order.locate(samples)[0].astype(np.int16))
             write_object(prefix + "-dataset_id.npy", [ids.getvalue()])
-        writer, columns = BinWriter(prefix + ".bin"), IndexColumns(dtype)
-        try:
+        with closing(DatasetOutput(DatasetTarget(prefix, "raw"), dtype, False)) as output:
             for _, (pieces,) in records.sorted(order):
                 check_stop()
                 for piece in pieces:
-                    writer.write(piece)
-            writer.publish()
-            columns.add(np.full(len(task.rows), length, np.int32), np.arange(1, len(task.rows) + 1))
-            write_object(prefix + ".idx", columns.format())
-        finally:
-            writer.abandon()
-            columns.close()
+                    output.bin.write(piece)
+            output.columns.add(np.full(len(task.rows), length, np.int32), np.arange(1, len(task.rows) + 1))
+            output.publish()
         return {"written": 1}
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from binidx.run.run_order import RunOrder
 from binidx.run.run_parts import PerProcess, RangePart
 from binidx.run.schedule import BatchSchedule, check_steps
 from binidx.storage.location import Location
+from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, put_if_absent
@@ -151,7 +153,7 @@ def write_read_plan(
     target = Location(Location.of(directory).absolute, storage_options)
     description = plan.write_first(target)
     parts = [RangePart(plan.part_file(target, positions).name, positions) for positions in plan.parts()]
-    write = _PartWriter(order.per_process(), target, xxhash.xxh3_128_hexdigest(description))
+    write = partial(_write_part, order.per_process(), target, xxhash.xxh3_128_hexdigest(description))
     results = make_parts(write, parts, workers, advance=watch, remote_data=target.local_path is None)
     missing = OPENS.map(object_exists, [target / part.name for part in parts]).count(False)
     if not missing:
@@ -191,24 +193,16 @@ def prepare_read_plan(
     return folder.uri
 
 
-@dataclass(frozen=True)
-class _PartWriter:
-    """Picklable call that writes a part of a read plan, unless it exists."""
-
-    order: PerProcess[RunOrder]
-    target: Location
-    plan_digest: str
-
-    def __call__(self, part: RangePart) -> Values:
-        file, sizes = self.target / part.name, list[int]()
-        if object_exists(file):
-            return {"written": False}
-        order, stop = self.order.get(), part.items.stop
-        with create_object(file) as out:
-            for first in range(part.items.start, stop, PLANNED_AT_ONCE):
-                check_stop()
-                positions = np.arange(first, min(first + PLANNED_AT_ONCE, stop))
-                pieces = order.reads.locate(order.reading.samples_at(positions))
-                sizes += map(out.write, planned_order.format_blocks(pieces, first, self.plan_digest))
-            out.write(planned_order.seal(np.array(sizes, "<u4").tobytes(), part.items, self.plan_digest))
-        return {"written": True}
+def _write_part(shared: PerProcess[RunOrder], target: Location, plan_digest: str, part: RangePart) -> Values:
+    """Write a part of a read plan, unless it exists, in a worker."""
+    file, sizes = target / part.name, list[int]()
+    if object_exists(file):
+        return {"written": False}
+    order = shared.get()
+    with create_object(file) as out:
+        for first, stop in cut((part.items.start, part.items.stop), PLANNED_AT_ONCE):
+            check_stop()
+            pieces = order.reads.locate(order.reading.samples_at(np.arange(first, stop)))
+            sizes += map(out.write, planned_order.format_blocks(pieces, first, plan_digest))
+        out.write(planned_order.seal(np.array(sizes, "<u4").tobytes(), part.items, plan_digest))
+    return {"written": True}

@@ -35,9 +35,8 @@ from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
 from binidx.storage.stores.registry import scheme_of, store_class
 from binidx.storage.threads import READS
-from binidx.storage.writing.compare import compare_object
 from binidx.storage.writing.multipart import PartUpload, takes_parts
-from binidx.storage.writing.publish import create_object, discard_writes
+from binidx.storage.writing.publish import compare_object, create_object, discard_writes
 from binidx.storage.writing.staging import StagingFile
 
 
