@@ -199,7 +199,14 @@ class SimulatedJob:
         for stage, result in zip((self.first, self.second()), results, strict=False):
             assert {*result} <= {part.name for part in stage}, "a part of another stage"
         if not missing:
-            yield from finish_once_steps(self.finish, self.is_finished)
+            ended = list[bool]()
+
+            def finish() -> Steps[None]:
+                yield from self.finish()
+                ended.append(True)
+
+            is_own = yield from finish_once_steps(finish, self.is_finished)
+            assert is_own == bool(ended), "a call takes the work of another one for its own, or its own for another's"
         return "finished" if (yield from self.remove_parts_of_finished()) else "parts of others are missing"
 
 
