@@ -104,6 +104,8 @@ def open_order(arguments: argparse.Namespace, *, whole: bool = False) -> RunHist
     if is_prefix or not is_packed_run(file):
         return open_history(arguments, whole=whole, load_packed=load_packed_run)
     given = _given(arguments, "data_parallel_size", "micro_batch_size", "global_batch_size")
+    if wrong := next((name for name, size in given.items() if size < 1), None):
+        raise ConfigError(f"{wrong}: found {given[wrong]}, needs a whole number from 1")
     order = load_packed_run(arguments.run, arguments.storage_options)
     micro = given.get("micro_batch_size", order.packed.micro_batch_size)
     ranks = given.get("data_parallel_size", order.num_ranks)

@@ -338,6 +338,8 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "--steps: this run has no end, needs A:B" in capsys.readouterr().err
+    assert main(["trace", f"{tmp_path}/run.json", "--steps", "0", "--world", "0"]) == 2
+    assert "--world: found 0, needs a whole number from 1" in capsys.readouterr().err
     assert main(["prepare", "bake", f"{tmp_path}/run.json", "--to", f"{tmp_path}/baked"]) == 2
     assert "a run over packed files; trace, where, account and order take it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
