@@ -596,9 +596,9 @@ class JobWorld(World):
                     continue
                 if command.kind == "own" and "BrokenExecutor" in str(command.outcome):
                     continue  # the caller's pool was broken by another part
-                kind = {"kill": errors.WorkerError, "transient": errors.StorageError}.get("".join(fates))
+                kinds = {"kill": errors.WorkerError, "transient": errors.StorageError}
                 bad = any("permanent" in part.fate for part in command.job.parts)  # parts of the replaced job, too
-                is_right = isinstance(command.outcome, kind or errors.FormatError)
+                is_right = any(isinstance(command.outcome, kinds.get(fate, errors.FormatError)) for fate in fates)
                 assert is_right or (bad and isinstance(command.outcome, errors.FormatError)), repr(command.outcome)
 
     def record_of(self, part: SimulatedPart) -> str:
@@ -696,7 +696,9 @@ class JobWorld(World):
 
 def got_no_response(error: object) -> bool:
     """Return whether an error is that of a request among faults, which got no response; then its command may end."""
-    return isinstance(error, errors.StorageError) and any(text in str(error) for text in ("no response", "is lost"))
+    return isinstance(error, errors.StorageError) and any(
+        text in str(error) for text in ("no response", "is lost", "no answer of the cluster")
+    )
 
 
 def play(seed: int) -> JobWorld:
