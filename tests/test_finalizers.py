@@ -34,6 +34,7 @@ HARMLESS = {
     "close",  # of a descriptor, by os.close, and of a mapping: one system call. A later close would drop the record
     # locks of a newer descriptor of the same file.
     "suppress",
+    "set_threshold",  # of the collector: three ints
     "binidx_give_slot",  # one atomic store in C
 }
 """Functions and classes, of others or of C, that a finalizer may call."""
@@ -209,7 +210,7 @@ class Walk:
 
     def follow_method(self, node: ast.Attribute, scope: Scope) -> None:
         owner = dotted(node.value)
-        if owner in ("os", "threading", "contextlib", "itertools", "collections", "queue", "weakref", "lib"):
+        if owner in ("gc", "os", "threading", "contextlib", "itertools", "collections", "queue", "weakref", "lib"):
             if node.attr not in HARMLESS:
                 self.fail(scope, node, f"{owner}.{node.attr} is not known to be harmless")
             return

@@ -149,7 +149,7 @@ def import_dataset(
         watch: receiver of the progress, in tokens.
 
     Raises:
-        ConfigError: an option that the format needs is missing; or files of another format.
+        ConfigError: an unknown format, or an option that the format needs is missing; or files of another format.
         FormatError: the files are not of the format, or a token does not fit `dtype`.
         ObjectExistsError: there is a dataset, and `overwrite` is False.
 
@@ -208,7 +208,7 @@ def export_dataset(
         watch: receiver of the progress, in tokens.
 
     Raises:
-        ConfigError: `eod` is missing.
+        ConfigError: an unknown format, or `eod` is missing.
         FormatError: the format cannot hold a document, such as one without tokens in `mds`; or the files, read back,
             have other documents.
         ObjectExistsError: a file exists.
@@ -227,7 +227,9 @@ def export_dataset(
 
 
 def find_format(name: str, eod: int | None) -> PeerFormat:
-    """Return a format by its name; raise ConfigError if it needs an EOD and none is given."""
+    """Return a format by its name; raise ConfigError if it is not known, or needs an EOD and none is given."""
+    if name not in FORMATS:
+        raise ConfigError(f"format: unknown (found {name!r}, need one of {', '.join(FORMATS)})")
     if FORMATS[name].needs_eod and eod is None:
         raise ConfigError(f"eod: {name} files have no bounds of documents; give the id at them")
     return FORMATS[name]

@@ -70,7 +70,7 @@ class PartUpload:
     staged = None
 
     def __init__(self, location: Location, token: str = "") -> None:
-        self._location, self._scope, self._is_abandoned = location, Scope(), False
+        self._location, self._scope = location, Scope()
         with contextlib.ExitStack() as stack:
             lock = stack.enter_context(acquire_node_lock(lock_path(location), wait=False))
             other, _, pid = lock.message.decode(errors="replace").partition(" ")
@@ -137,17 +137,19 @@ class PartUpload:
         """Stop; the parts stay in the store."""
         self._locked.close()
 
-    def abandon(self) -> None:
-        """Remove the parts. Never raises, and never touches an object that has the name.
-
-        No request of this upload is sent again from then on, nor is this one: an interrupt need not wait for the end of
-        an outage. Parts that stay are removed by the next upload of the object.
-        """
+    def stop(self) -> None:
+        """Send no request of this upload again, so that an interrupt need not wait for the end of an outage."""
         self._scope.cancel()
-        if not self._is_abandoned:
-            self._is_abandoned = True
-            with self._locked, contextlib.suppress(Exception):
-                self._upload.abort()
+
+    def abandon(self) -> None:
+        """Stop, and remove the parts. Never raises, and never touches an object that has the name.
+
+        Parts in flight may arrive later, so threads that send some are waited for first, after `stop`. What stays is
+        removed by the next upload of the object.
+        """
+        self.stop()
+        with self._locked, contextlib.suppress(Exception):
+            self._upload.abort()
 
     def _retried(self, request: Callable[[], Result], *, opening: bool = False) -> Result:
         with storage_errors(self._location.uri), cancellable(self._scope):

@@ -198,7 +198,7 @@ def _send_parts(location: Location, max_parts: int, data: memoryview) -> str:
         return parts.write(part, (start, stop), data[start:stop])
 
     try:
-        sending = map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT, parts.abandon)
+        sending = map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT, parts.stop)
         with contextlib.closing(sending) as tags:
             return parts.publish(dict(enumerate(tags, 1)))
     except BaseException:

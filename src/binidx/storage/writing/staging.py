@@ -240,8 +240,9 @@ class PartStream:
 
     def discard(self) -> None:
         """Delete the parts."""
-        self._parts.abandon()  # first: the part in flight may be one that an outage delays
+        self._parts.stop()  # the part in flight may be one that an outage delays
         self._thread.shutdown(cancel_futures=True)
+        self._parts.abandon()
 
     def _send(self) -> None:
         if self._sent:
