@@ -34,10 +34,7 @@ LIMITS = {"dataset[i]": 18, "batch of 8": 18, "build with cached index": 56, "co
 """They only fall: a rise needs a line on the decision page of the change, as `orders.md` and `simulation.md` have."""
 
 CALLS = {"build with cached index": 1_900}
-"""Most calls of Python functions, which only falls, too: 1,813 on a quiet machine, some more if requests are late."""
-
-BUILDS = 2
-"""Builds after the first one, of which the one with the fewest calls counts."""
+"""Most calls of Python functions, which only falls, too: 1,840 on a quiet machine, some more if requests are late."""
 
 called: list[str] | None = None
 """The file of each call of the running measurement."""
@@ -107,17 +104,14 @@ def modules_of_second_call(call: Callable[[int], Any]) -> list[str]:
 
 def measure(bucket: str) -> dict[str, Counter[str]]:
     """Return the modules of each call in LIMITS, with the number of calls of their functions."""
-    cold, cached = list[list[str]](), list[list[str]]()
-    for number in range(1 + BUILDS):
-        prefix = f"{bucket}/{number}"
+    found = {}
+    for name in ("warm up", "cold build"):
+        prefix = f"{bucket}/{name.replace(' ', '-')}"
         write_data(prefix)
-        with modules_called() as files:
+        with modules_called() as found[name]:
             build(prefix, f"{bucket}/cache")
-        cold.append(files)
-        with modules_called() as files:
-            dataset = build(prefix, f"{bucket}/cache")
-        cached.append(files)
-    found = {"cold build": min(cold[1:], key=len), "build with cached index": min(cached[1:], key=len)}
+    with modules_called() as found["build with cached index"]:
+        dataset = build(prefix, f"{bucket}/cache")
     found["dataset[i]"] = modules_of_second_call(lambda number: dataset[number])
     found["batch of 8"] = modules_of_second_call(
         lambda number: dataset.__getitems__([*range(8 * number, 8 * number + 8)])
