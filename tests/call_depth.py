@@ -34,7 +34,8 @@ LIMITS = {"dataset[i]": 18, "batch of 8": 18, "build with cached index": 56, "co
 """They only fall: a rise needs a line on the decision page of the change, as `orders.md` and `simulation.md` have."""
 
 CALLS = {"build with cached index": 1_950}
-"""Most calls of Python functions, which only falls, too: 1,855 on a quiet machine, 1,914 beside lint: late requests add some."""
+"""Most calls of Python functions, which only falls, too: 1,855 on a quiet machine, 1,914 beside lint, as late requests
+add some."""
 
 called: list[str] | None = None
 """The file of each call of the running measurement."""
