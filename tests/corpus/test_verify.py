@@ -94,6 +94,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     source = build(tmp_path / "en", 100)
     with pytest.raises(ConfigError, match="vocab_size, quick: found both"):
         verify_dataset(source, vocab_size=9, quick=True)
+    with pytest.raises(ConfigError, match="records: found no workers, which write them; give workers, too"):
+        verify_dataset(source, records=tmp_path / "records")
+    with pytest.raises(ConfigError, match="verify: 'checksums', needed 'checksum' or 'size'"):
+        convert_dataset(source, tmp_path / "copy", verify="checksums")
     with pytest.raises(ConfigError, match="a vocabulary needs integers"):
         verify_dataset(build_ours(tmp_path / "f", [], np.float32), vocab_size=9)
 

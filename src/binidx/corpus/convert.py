@@ -176,6 +176,8 @@ class Convert:
 
     def __post_init__(self) -> None:
         source, target, way, workers = self.start, self.end, self.way, self.workers
+        if self.verify not in ("checksum", "size"):
+            raise ConfigError(f"verify: {self.verify!r}, needed 'checksum' or 'size'")
         if target.uri.endswith("/"):
             name = source.uri.rstrip("/").split("/")[-1]
             raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{name}")

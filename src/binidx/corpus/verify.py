@@ -105,6 +105,8 @@ def verify_dataset(
         ObjectExistsError: `records` are of another verification.
         WorkerError, UnreachableError: a worker failed repeatedly, or the cluster is lost.
     """
+    if records is not None and workers is None:
+        raise ConfigError("records: found no workers, which write them; give workers, too")
     began, watch = time.monotonic(), watch or SilentWatcher()
     dataset = WholeDataset(Location.of(prefix, storage_options))
     index = dataset.index

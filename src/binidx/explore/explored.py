@@ -28,6 +28,9 @@ from binidx.run.run_order import RunOrder
 from binidx.storage.location import Location
 from binidx.storage.requests.remote_object import object_exists
 
+NO_DATASET = "the dataset of the file, which names its tokenizer, is not known; give --tokenizer"
+"""Reason for which the tokens of a sample of no known source have no text."""
+
 DIGEST_LENGTH = 16
 """Hex digits of the digest in the addresses of pages."""
 
@@ -149,13 +152,10 @@ class Explored:
         return text
 
     def _open_text(self, source: int) -> TokenText:
-        if source < 0 and self.tokenizer:
-            return TokenText.open(Location(self.name, self.options), self.tokenizer)
-        if source < 0:
-            return TokenText(
-                reason="the dataset of the file, which names its tokenizer, is not known; give --tokenizer"
-            )
-        return TokenText.open(self.prefix(source), self.tokenizer)
+        if source < 0 and not self.tokenizer:
+            return TokenText(reason=NO_DATASET)
+        prefix = Location(self.name, self.options) if source < 0 else self.prefix(source)
+        return TokenText.open(prefix, self.tokenizer)
 
     @functools.lru_cache(maxsize=32)  # noqa: B019 - a command explores one run to its end; so below
     def timeline(self, steps: range, num_bins: int) -> Timeline:

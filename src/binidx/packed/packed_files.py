@@ -16,7 +16,7 @@ Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -147,9 +147,8 @@ class PackedFiles:
         """The readers of all files, which are opened by now."""
         return self._readers(range(len(self.uris)))
 
-    def _readers(self, files: Iterable[int]) -> list[RangeReader]:
+    def _readers(self, files: Collection[int]) -> list[RangeReader]:
         """Return the readers of these files, all opened at once."""
-        files = [*files]
         missing = [file for file in dict.fromkeys(files) if file not in self._opened]
         with OPENS.executor(OPENED_AT_ONCE) as threads:
             opened = [*threads.map(lambda file: self._open(self.uris[file]), missing)] if missing else []

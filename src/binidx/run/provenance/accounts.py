@@ -213,8 +213,7 @@ def _account(order: RunOrder, keys: Sequence[Key], first: int, end: int, *, is_l
 
     def account_source(number: int) -> SourceAccount:
         source, own = order.sources[number], numbers[keys[number]]
-        _, tokens = count_source(source)
-        documents = sum(map(len, _documents(order, number)))
+        documents, tokens = sum(map(len, _documents(order, number))), count_source(source)[1]
         in_run, num_read, tokens_read, *trained = counts[:, own].sum(axis=1).tolist()
         built = documents, tokens, sum(len(members[each]) for each in own), in_run
         return SourceAccount(keys[number][0], *built, num_read, tokens_read, tokens_read / max(tokens, 1), *trained)
